@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Configures (once) and builds the given targets (default: all) in build/PRESET. Several callers may
+# share one build folder: they take turns, since ninja itself does not lock it.
+#   PRESET=release|asan|tsan tools/build.sh [target...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=${PRESET:-release}
+dir=build/$preset
+mkdir -p "$dir"
+exec 9>"$dir/.lock"
+flock 9
+if [ ! -f "$dir/build.ninja" ]; then
+  case "$preset" in
+    release) args=(-DCMAKE_BUILD_TYPE=Release) ;;
+    asan) args=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLB_SANITIZE=address) ;;
+    tsan) args=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLB_SANITIZE=thread) ;;
+    *) echo "unknown preset $preset (release, asan, tsan)" >&2; exit 2 ;;
+  esac
+  cmake -S . -B "$dir" -G Ninja "${args[@]}" >"$dir/configure.log" 2>&1 || { cat "$dir/configure.log"; exit 1; }
+fi
+ninja -C "$dir" -k 0 "$@"
