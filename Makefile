@@ -1,0 +1,54 @@
+# Everything a user or a contributor types. The build itself is CMake's (CMakeLists.txt, tools/build.sh).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup build quickstart test test-cpp test-python bench clean distclean
+
+BINARIES := landbridge landbridge-server landbridge-proxy landbridge-compiler landbridge-one
+BIN := build/release/bin
+
+help:
+	@echo "make quickstart  build all, then train a small model on two slices of CPU devices"
+	@echo "make build       set up this machine and build ./landbridge and the servers"
+	@echo "make test        run all tests: C++ (ctest), end to end (pytest)"
+	@echo "make bench       run the benchmarks of bench/"
+	@echo "make clean       remove what was built; make distclean also .venv"
+
+setup:
+	@tools/setup.sh
+
+build: setup
+	@echo "[build] release binaries: $(BINARIES)"
+	@tools/build.sh $(BINARIES)
+	@ln -sfn $(BIN)/landbridge landbridge
+	@echo "[build] done: ./landbridge is the command-line tool, .venv/ the Python environment"
+
+quickstart:
+	@tools/quickstart.sh
+
+test: setup
+	@echo "[test] building everything, tests included"
+	@tools/build.sh all
+	@ln -sfn $(BIN)/landbridge landbridge
+	@$(MAKE) --no-print-directory test-cpp
+	@$(MAKE) --no-print-directory test-python
+
+# The two halves of `test`, on what is built.
+test-cpp:
+	@echo "[test] C++"
+	@ctest --test-dir build/release --output-on-failure --no-tests=error -j 2
+
+test-python:
+	@echo "[test] Python package and command-line tool"
+	@.venv/bin/python -m pytest -q python/tests tests/cli tests/repo
+	@echo "[test] end to end, with stock JAX"
+	@.venv/bin/python -m pytest -q tests/e2e
+
+bench: build
+	@.venv/bin/python bench/stock_door.py
+
+clean:
+	rm -rf build landbridge
+
+distclean: clean
+	rm -rf .venv python/landbridge.egg-info

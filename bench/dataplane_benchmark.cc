@@ -1,0 +1,414 @@
+// Data plane between two processes, beside a raw TCP socket and UCX's own perf tool in the same run.
+//
+//   dataplane_benchmark [--rounds N] [--quick] [--no-beside]
+//
+// One JSON line per result. A pull is a round trip (ask, then data), and so is the TCP probe's exchange. Rounds
+// alternate over the modes; figures are medians over the rounds. Every pull's bytes are checked once a round.
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+#include "base/log.h"
+#include "dataplane/data_plane.h"
+#include "dataplane/ucx_data_plane.h"
+#include "nlohmann/json.hpp"
+
+extern char** environ;
+
+namespace landbridge::dataplane {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kLargest = 256u << 20;
+constexpr PeerId kServer(1001), kClient(1002);
+
+struct Mode {
+  std::string name;  // "auto", "tcp", "raw_tcp"
+  bool spin = false;
+  std::string Label() const { return name + (spin ? "+spin" : ""); }
+};
+
+double Micros(Clock::time_point from) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
+}
+
+double Quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1, static_cast<size_t>(q * static_cast<double>(values.size())))];
+}
+
+// Nanoseconds on a CPU, over all threads of a process.
+double CpuNanos(pid_t pid) {
+  double total = 0;
+  const std::string tasks = absl::StrCat("/proc/", pid, "/task");
+  DIR* dir = opendir(tasks.c_str());
+  if (dir == nullptr) return 0;
+  while (const dirent* entry = readdir(dir)) {
+    std::ifstream file(absl::StrCat(tasks, "/", entry->d_name, "/schedstat"));
+    double nanos = 0;
+    if (file >> nanos) total += nanos;
+  }
+  closedir(dir);
+  return total;
+}
+
+void WriteAll(int fd, const void* data, size_t size) {
+  const char* at = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = write(fd, at, size);
+    if (n <= 0) std::exit(0);  // the other end is done
+    at += n;
+    size -= static_cast<size_t>(n);
+  }
+}
+
+void ReadAll(int fd, void* data, size_t size) {
+  char* at = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t n = read(fd, at, size);
+    if (n <= 0) std::exit(0);
+    at += n;
+    size -= static_cast<size_t>(n);
+  }
+}
+
+void WriteBlob(int fd, const std::string& blob) {
+  const uint64_t size = blob.size();
+  WriteAll(fd, &size, sizeof(size));
+  WriteAll(fd, blob.data(), size);
+}
+
+std::string ReadBlob(int fd) {
+  uint64_t size = 0;
+  ReadAll(fd, &size, sizeof(size));
+  std::string blob(size, '\0');
+  ReadAll(fd, blob.data(), size);
+  return blob;
+}
+
+std::shared_ptr<std::vector<std::byte>> Pattern(uint64_t size) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(size);
+  for (uint64_t i = 0; i < size; ++i) (*bytes)[i] = static_cast<std::byte>((i * 2654435761u) >> 13);
+  return bytes;
+}
+
+std::unique_ptr<DataPlane> MakePlane(PeerId self, const Mode& mode) {
+  UcxOptions options;
+  options.base.self = self;
+  options.transports = mode.name;
+  options.spin = mode.spin ? 2 * kMillisecond : 0;
+  auto plane = MakeUcxDataPlane(std::move(options));
+  if (!plane.ok()) {
+    std::cerr << plane.status() << "\n";
+    std::exit(1);
+  }
+  return *std::move(plane);
+}
+
+// --- The serving process: this program with --serve MODE FD.
+
+int Serve(const Mode& mode, int control) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto bytes = Pattern(kLargest);
+  if (mode.name == "raw_tcp") {
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(listener, 1) != 0) return 1;
+    socklen_t length = sizeof(address);
+    getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
+    WriteBlob(control, absl::StrCat(ntohs(address.sin_port)));
+    const int connection = accept(listener, nullptr, nullptr);
+    int one = 1;
+    setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    for (;;) {
+      uint64_t size = 0;
+      ReadAll(connection, &size, sizeof(size));
+      WriteAll(connection, bytes->data(), size);
+    }
+  }
+  auto plane = MakePlane(kServer, mode);
+  WriteBlob(control, plane->address());
+  if (!plane->AddPeer(kClient, ReadBlob(control)).ok()) return 1;
+  plane->PublishSpan({1, 1}, {bytes->data(), bytes->size()}, bytes);
+  char wait;
+  while (read(control, &wait, 1) > 0) {
+  }
+  plane->Shutdown();
+  return 0;
+}
+
+// --- The measuring process.
+
+class Peer {
+ public:
+  explicit Peer(const Mode& mode) : mode_(mode) {
+    int fds[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) std::exit(1);
+    const std::string fd = absl::StrCat(fds[1]);
+    const std::string spin = mode.spin ? "1" : "0";
+    std::string program = "/proc/self/exe";
+    char* argv[] = {program.data(), const_cast<char*>("--serve"), const_cast<char*>(mode_.name.c_str()),
+                    const_cast<char*>(spin.c_str()), const_cast<char*>(fd.c_str()), nullptr};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addclose(&actions, fds[0]);
+    if (posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ) != 0) std::exit(1);
+    posix_spawn_file_actions_destroy(&actions);
+    close(fds[1]);
+    control_ = fds[0];
+    const std::string address = ReadBlob(control_);
+    if (mode_.name == "raw_tcp") {
+      socket_ = socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in to = {};
+      to.sin_family = AF_INET;
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      to.sin_port = htons(static_cast<uint16_t>(std::stoi(address)));
+      if (connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) std::exit(1);
+      int one = 1;
+      setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+      return;
+    }
+    plane_ = MakePlane(kClient, mode_);
+    WriteBlob(control_, plane_->address());
+    if (!plane_->AddPeer(kServer, address).ok()) std::exit(1);
+  }
+  ~Peer() {
+    if (plane_ != nullptr) plane_->Shutdown();
+    close(control_);
+    if (socket_ >= 0) close(socket_);
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  void Get(void* dst, uint64_t size) {
+    if (socket_ >= 0) {
+      WriteAll(socket_, &size, sizeof(size));
+      ReadAll(socket_, dst, size);
+      return;
+    }
+    absl::Notification done;
+    Start(dst, size, [&done](absl::Status) { done.Notify(); });
+    done.WaitForNotification();
+  }
+  void Start(void* dst, uint64_t size, std::function<void(absl::Status)> done) {
+    plane_->Pull(kServer, {1, 1}, 0, dst, size, [done = std::move(done)](absl::Status status) {
+      if (!status.ok()) {
+        std::cerr << status << "\n";
+        std::exit(1);
+      }
+      done(status);
+    });
+  }
+  double CpuNanosOfBoth() const { return CpuNanos(pid_) + CpuNanos(getpid()); }
+  const Mode& mode() const { return mode_; }
+
+ private:
+  const Mode mode_;
+  pid_t pid_ = 0;
+  int control_ = -1;
+  int socket_ = -1;
+  std::unique_ptr<DataPlane> plane_;
+};
+
+struct Samples {
+  std::vector<double> p50_us, p99_us, cpu_us;
+};
+
+int Repeats(uint64_t size, bool quick) {
+  const double budget_us = quick ? 30'000 : 200'000;
+  const double guess_us = 60 + static_cast<double>(size) / 3000;
+  return std::clamp(static_cast<int>(budget_us / guess_us), 3, 2000);
+}
+
+void MeasureSize(Peer& peer, std::vector<std::byte>& dst, const std::vector<std::byte>& expected, uint64_t size,
+                 bool quick, Samples& out) {
+  const int repeats = Repeats(size, quick);
+  std::memset(dst.data(), 0, size);
+  for (int i = 0; i < std::max(1, repeats / 10); ++i) peer.Get(dst.data(), size);
+  if (std::memcmp(dst.data(), expected.data(), size) != 0) {
+    std::cerr << "wrong bytes in mode " << peer.mode().Label() << " at size " << size << "\n";
+    std::exit(1);
+  }
+  std::vector<double> times;
+  const double cpu = peer.CpuNanosOfBoth();
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = Clock::now();
+    peer.Get(dst.data(), size);
+    times.push_back(Micros(start));
+  }
+  out.cpu_us.push_back((peer.CpuNanosOfBoth() - cpu) / 1000 / repeats);
+  out.p50_us.push_back(Quantile(times, 0.5));
+  out.p99_us.push_back(Quantile(times, 0.99));
+}
+
+// A 4 KiB pull again and again while eight of 256 MiB are under way.
+void MeasureBeside(Peer& peer, std::vector<std::byte>& dst, std::vector<double>& p50, std::vector<double>& p99,
+                   std::vector<double>& gigabytes) {
+  std::vector<double> times;
+  absl::BlockingCounter bulk(8);
+  std::atomic<int> open{8};
+  const auto start = Clock::now();
+  for (int i = 0; i < 8; ++i) {
+    peer.Start(dst.data(), kLargest, [&](absl::Status) {
+      --open;
+      bulk.DecrementCount();
+    });
+  }
+  std::vector<std::byte> small(4096);
+  while (open.load() == 8) {
+    const auto one = Clock::now();
+    peer.Get(small.data(), small.size());
+    times.push_back(Micros(one));
+  }
+  bulk.Wait();
+  gigabytes.push_back(8.0 * static_cast<double>(kLargest) / Micros(start) / 1000);
+  p50.push_back(Quantile(times, 0.5));
+  p99.push_back(Quantile(times, 0.99));
+}
+
+// UCX's own tool, with error handling on as we have it: microseconds a message, 0 when it is not there.
+double PerfTest(const std::string& transports, const std::string& test, uint64_t size, bool quick) {
+  static int port = 20000 + getpid() % 20000;
+  ++port;
+  const int iterations = std::max(5, Repeats(size, quick));
+  const std::string environment =
+      absl::StrCat("UCX_TLS=", transports, " UCX_NET_DEVICES=lo UCX_POSIX_ERROR_HANDLING=y UCX_LOG_LEVEL=fatal ");
+  const std::string command = absl::StrCat(
+      "command -v ucx_perftest >/dev/null || exit 0; ", environment, "timeout 20 ucx_perftest -p ", port,
+      " -e >/dev/null 2>&1 & for i in 1 2 3 4 5 6 7 8; do sleep 0.2; ", environment,
+      "timeout 20 ucx_perftest 127.0.0.1 -p ", port, " -e -f -v -t ", test, " -s ", size, " -n ", iterations, " -w ",
+      std::max(1, iterations / 10), " 2>/dev/null && break; done");
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return 0;
+  std::string last;
+  char line[512];
+  while (std::fgets(line, sizeof(line), pipe) != nullptr) {
+    if (std::count(line, line + std::strlen(line), ',') >= 5) last = line;
+  }
+  pclose(pipe);
+  // iterations, percentile, average, overall, ...
+  const std::vector<std::string> fields = absl::StrSplit(last, ',');
+  double micros = 0;
+  if (fields.size() < 4 || !absl::SimpleAtod(fields[3], &micros)) return 0;
+  return micros;
+}
+
+int Run(int rounds, bool quick, bool beside) {
+  const std::vector<Mode> modes = {{"auto", false}, {"tcp", false}, {"auto", true}, {"tcp", true}, {"raw_tcp", false}};
+  const std::vector<uint64_t> sizes = {64, 4096, 64u << 10, 1u << 20, 4u << 20, 64u << 20, kLargest};
+  std::map<std::pair<std::string, uint64_t>, Samples> samples;
+  std::map<std::pair<std::string, uint64_t>, std::vector<double>> ucx;
+  std::map<std::string, std::array<std::vector<double>, 3>> besides;
+  auto expected = Pattern(kLargest);
+  std::vector<std::byte> dst(kLargest);
+  for (int round = 0; round < rounds; ++round) {
+    for (const Mode& mode : modes) {
+      Peer peer(mode);
+      for (uint64_t size : sizes) {
+        MeasureSize(peer, dst, *expected, size, quick, samples[{mode.Label(), size}]);
+      }
+      if (beside && mode.name != "raw_tcp") {
+        auto& b = besides[mode.Label()];
+        MeasureBeside(peer, dst, b[0], b[1], b[2]);
+      }
+    }
+    for (const auto& [name, transports] : {std::pair<std::string, std::string>{"auto", "^sysv"}, {"tcp", "tcp"}}) {
+      for (uint64_t size : sizes) {
+        // A round trip for what fits a message, a stream of messages for bulk.
+        const double us = PerfTest(transports, size <= (64u << 10) ? "tag_lat" : "tag_bw", size, quick);
+        if (us > 0) ucx[{name, size}].push_back(size <= (64u << 10) ? 2 * us : us);
+      }
+    }
+  }
+  for (const Mode& mode : modes) {
+    for (uint64_t size : sizes) {
+      const Samples& s = samples[{mode.Label(), size}];
+      const double p50 = Quantile(s.p50_us, 0.5);
+      const double raw = Quantile(samples[{"raw_tcp", size}].p50_us, 0.5);
+      nlohmann::json line = {{"bench", "dataplane_pull"},
+                             {"mode", mode.name},
+                             {"wake", mode.spin ? "spin" : "block"},
+                             {"bytes", size},
+                             {"rounds", rounds},
+                             {"p50_us", p50},
+                             {"p99_us", Quantile(s.p99_us, 0.5)},
+                             {"gb_per_s", static_cast<double>(size) / p50 / 1000},
+                             {"cpu_us_per_pull", Quantile(s.cpu_us, 0.5)},
+                             {"tls", false}};
+      if (mode.name != "raw_tcp") {
+        line["speed_over_raw_tcp"] = raw / p50;
+        if (auto it = ucx.find({mode.name, size}); it != ucx.end()) {
+          line["ucx_perftest_us"] = Quantile(it->second, 0.5);
+          line["speed_over_ucx_perftest"] = Quantile(it->second, 0.5) / p50;
+        }
+      }
+      std::cout << line.dump() << std::endl;
+    }
+  }
+  for (const auto& [label, b] : besides) {
+    const nlohmann::json line = {{"bench", "dataplane_4KiB_beside_8x256MiB"},
+                                 {"mode", label},
+                                 {"p50_us", Quantile(b[0], 0.5)},
+                                 {"p99_us", Quantile(b[1], 0.5)},
+                                 {"bulk_gb_per_s", Quantile(b[2], 0.5)},
+                                 {"goal_p99_us", 5000}};
+    std::cout << line.dump() << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace landbridge::dataplane
+
+int main(int argc, char** argv) {
+  using namespace landbridge::dataplane;
+  signal(SIGPIPE, SIG_IGN);
+  if (argc == 5 && std::strcmp(argv[1], "--serve") == 0) {
+    return Serve({argv[2], std::strcmp(argv[3], "1") == 0}, std::atoi(argv[4]));
+  }
+  int rounds = 5;
+  bool quick = false, beside = true;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else if (std::strcmp(argv[i], "--no-beside") == 0) {
+      beside = false;
+    } else if (std::strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
+      rounds = std::max(1, std::atoi(argv[++i]));
+    } else {
+      std::cerr << "usage: dataplane_benchmark [--rounds N] [--quick] [--no-beside]\n";
+      return 2;
+    }
+  }
+  return Run(rounds, quick, beside);
+}

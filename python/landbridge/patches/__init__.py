@@ -1,0 +1,40 @@
+"""Changes to stock JAX for clients of Landbridge: one module each, none of them needed to run.
+
+A patch module has NAME, check() and install(). check() returns None, or why this version of JAX is not the one
+it was written for; then it is left out with one warning and JAX stays as it is. Each patch passes every call that
+is not about an array on a Landbridge client to the stock function. LANDBRIDGE_PATCHES=0 turns all off,
+LANDBRIDGE_PATCHES=-NAME,-NAME some.
+"""
+import importlib
+import os
+import warnings
+
+MODULES = ("strides",)
+
+_installed = {}
+
+
+def is_off(name, setting):
+    return setting == "0" or f"-{name}" in setting.split(",")
+
+
+def install_all():
+    """Installs what is not yet installed. Returns {name: "installed" | "off" | reason}."""
+    setting = os.environ.get("LANDBRIDGE_PATCHES", "")
+    for module_name in MODULES:
+        module = importlib.import_module(f"landbridge.patches.{module_name}")
+        if _installed.get(module.NAME) == "installed":
+            continue
+        if is_off(module.NAME, setting):
+            _installed[module.NAME] = "off"
+            continue
+        try:
+            reason = module.check()
+            if reason is None:
+                module.install()
+        except Exception as error:  # a patch must never keep JAX from starting
+            reason = f"{type(error).__name__}: {error}"
+        _installed[module.NAME] = reason or "installed"
+        if reason:
+            warnings.warn(f"landbridge: patch {module.NAME!r} is left out: {reason}", stacklevel=2)
+    return dict(_installed)

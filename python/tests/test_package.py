@@ -1,0 +1,191 @@
+"""The package without servers. Each test that needs its own JAX state runs in a child process."""
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from landbridge import host_memory, jax_plugin, local, patches
+from landbridge.patches import strides
+
+
+def run(code, **env):
+    """A child process's output; its environment holds none of ours that matter here."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "LANDBRIDGE", "PATHWAYS_"))}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env={**keep, **env}, capture_output=True,
+                          text=True, timeout=120)
+
+
+def test_targets():
+    assert jax_plugin.checked_target("grpc://h:1") == "grpc://h:1"
+    with pytest.raises(jax_plugin.TargetError, match="JAX_BACKEND_TARGET is not set.*landbridge run"):
+        jax_plugin.checked_target(None)
+    for bad in ("h:1", "http://h:1", "grpc://"):
+        with pytest.raises(jax_plugin.TargetError, match="grpc://127.0.0.1:29000"):
+            jax_plugin.checked_target(bad)
+
+
+def test_connection_timeout(monkeypatch):
+    monkeypatch.delenv(jax_plugin.TIMEOUT, raising=False)
+    assert jax_plugin.connection_timeout() is None
+    monkeypatch.setenv(jax_plugin.TIMEOUT, "7")
+    assert jax_plugin.connection_timeout() == 7
+    for bad in ("x", "0", "-1"):
+        monkeypatch.setenv(jax_plugin.TIMEOUT, bad)
+        with pytest.raises(jax_plugin.TargetError, match="whole number"):
+            jax_plugin.connection_timeout()
+
+
+def test_nothing_happens_unless_proxy_is_wanted():
+    done = run("""
+        import os, jax
+        jax.devices()
+        from jax._src import xla_bridge
+        assert "proxy" not in xla_bridge._backend_factories
+        assert "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS" not in os.environ
+        print("ok")
+        """, JAX_PLATFORMS="cpu")
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_missing_target_is_a_clear_error_at_once():
+    done = run("import jax; jax.devices()", JAX_PLATFORMS="proxy")
+    assert done.returncode == 1
+    assert "JAX_BACKEND_TARGET is not set" in done.stderr
+
+
+def test_dead_address_fails_within_its_time():
+    done = run("""
+        import time, jax
+        t = time.monotonic()
+        try:
+            jax.devices()
+        except RuntimeError as error:
+            assert "cannot reach a Landbridge proxy at grpc://127.0.0.1:1" in str(error), error
+            assert time.monotonic() - t < 20
+            print("ok")
+        """, JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET="grpc://127.0.0.1:1", PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS="2")
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_credentials_and_patches_are_set_before_connecting():
+    done = run("""
+        import os, jax
+        from landbridge import jax_plugin, patches
+        jax_plugin.initialize()
+        assert os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] == "true"
+        assert patches.install_all() == {"strides": "installed"}, patches.install_all()
+        from jax._src import xla_bridge
+        assert xla_bridge._backend_factories["proxy"].factory is jax_plugin.make_client
+        print("ok")
+        """, JAX_PLATFORMS="proxy,cpu")
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_a_factory_that_is_there_stays():
+    done = run("""
+        from jax.extend import backend
+        from jax._src import xla_bridge
+        mine = lambda: None
+        backend.register_backend_factory("proxy", mine, priority=-1)
+        from landbridge import jax_plugin, patches
+        jax_plugin.initialize()
+        assert xla_bridge._backend_factories["proxy"].factory is mine
+        assert patches.install_all()["strides"] == "installed"
+        print("ok")
+        """, JAX_PLATFORMS="proxy")
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_off_switches():
+    assert patches.is_off("strides", "0")
+    assert patches.is_off("strides", "-other,-strides")
+    assert not patches.is_off("strides", "")
+    assert not patches.is_off("strides", "-other")
+    done = run("import jax; from landbridge import patches; print(patches.install_all())", LANDBRIDGE_PATCHES="-strides")
+    assert done.stdout == "{'strides': 'off'}\n", done.stderr
+
+
+def test_a_patch_that_does_not_fit_is_left_out_with_a_warning():
+    done = run("""
+        import warnings
+        from jax._src.interpreters import pxla
+        stock = pxla.batched_device_put = lambda everything: None
+        from landbridge import patches
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            answer = patches.install_all()
+        assert "batched_device_put takes" in answer["strides"], answer
+        assert len(seen) == 1 and "left out" in str(seen[0].message)
+        assert pxla.batched_device_put is stock
+        print("ok")
+        """)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_strides():
+    a = np.arange(6.0).reshape(2, 3)
+    assert strides.with_plain_strides(a) is a
+    assert strides.with_plain_strides(a.T) is not None and strides.with_plain_strides(a.T).base is a.T.base
+    flipped = strides.with_plain_strides(a[::-1])
+    assert flipped.strides == (24, 8) and np.array_equal(flipped, [[3, 4, 5], [0, 1, 2]])
+    wide = strides.with_plain_strides(np.broadcast_to(np.float32(2), (4, 5)))
+    assert wide.strides == (20, 4) and wide.sum() == 40
+    one = np.broadcast_to(np.ones((1, 3)), (1, 3))
+    assert strides.with_plain_strides(one) is one  # a stride of a dimension of 1 does not matter
+    assert strides.with_plain_strides(3.0) == 3.0
+
+
+def test_mallopt(monkeypatch):
+    monkeypatch.setenv("LANDBRIDGE_MALLOPT", "0")
+    assert host_memory.tune_malloc() is False
+    done = run("from landbridge import host_memory; print(host_memory.tune_malloc())")
+    assert done.stdout in ("True\n", "False\n")
+
+
+def test_virtual_compute_lowers_to_our_operation():
+    done = run("""
+        import jax, jax.numpy as jnp, landbridge
+        f = jax.jit(lambda x: landbridge.virtual_compute(x * 2, duration_us=1234))
+        text = f.lower(jnp.ones(4)).as_text()
+        assert "landbridge_virtual_compute" in text and "1234 : i64" in text, text
+        try:
+            landbridge.virtual_compute(jnp.ones(4), duration_us=-1)
+        except ValueError as error:
+            assert "must not be negative" in str(error)
+            print("ok")
+        """, JAX_PLATFORMS="cpu")
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_a_cluster_that_does_not_start_says_why(monkeypatch, tmp_path):
+    fake = tmp_path / "landbridge"
+    fake.write_text("#!/bin/sh\necho 'landbridge: no plugin' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("LANDBRIDGE", str(fake))
+    with pytest.raises(local.ClusterError, match="no plugin"):
+        with local.cluster():
+            pass
+
+
+def test_cluster_sets_and_restores_the_environment(tmp_path):
+    fake = tmp_path / "landbridge"
+    fake.write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/calls
+[ "$1" = up ] && echo '{{"address": "grpc://h:1", "state": "/s", "processes": [{{"name": "proxy", "pid": 1, "log": "/l"}}]}}'
+exit 0
+""")
+    fake.chmod(0o755)
+    done = run("""
+        import os, landbridge
+        with landbridge.cluster(slices=2, arguments=["--port", "5"]) as c:
+            assert os.environ["JAX_BACKEND_TARGET"] == "grpc://h:1" and c.processes["proxy"]["pid"] == 1
+        assert "JAX_BACKEND_TARGET" not in os.environ
+        print("ok")
+        """, LANDBRIDGE=str(fake))
+    assert done.stdout == "ok\n", done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0].startswith("up --json") and "--slices 2" in calls[0] and calls[0].endswith("--port 5")
+    assert calls[1] == "down --state /s"

@@ -1,0 +1,120 @@
+// landbridge-proxy: serves stock JAX clients (IFRT proxy protocol) and drives the workers of its slices.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/log.h"
+#include "bin/flags.h"
+#include "cluster/grant.h"
+#include "env/connection.h"
+#include "pjrt/plugin.h"
+#include "proxy/proxy_process.h"
+
+namespace landbridge {
+namespace {
+
+constexpr const char* kUsage =
+    "landbridge-proxy serves JAX clients (JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://HOST:PORT) and drives the\n"
+    "workers of the slices that the resource manager grants it. Start it before or after the resource manager and\n"
+    "the workers: they find each other. When clients may come it logs \"IFRT proxy server started with status OK\".";
+
+int Main(int argc, char** argv) {
+  InitLog("landbridge-proxy");
+  ProxyOptions options;
+  std::string resource_manager, listen_host = "127.0.0.1", plugin, scratch, sidecar;
+  int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
+          compile_children = 2, elastic_slices = 0;
+  bool insecure_network = false, metrics = false, test_faults = false, insecure_credentials = true;
+  std::vector<std::string> xla_flags;
+  const char* shared = std::getenv("IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
+  if (shared == nullptr) shared = std::getenv("IFRT_PROXY_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
+  if (shared != nullptr) options.shared_directory = shared;
+
+  Flags flags("landbridge-proxy", kUsage);
+  flags.Add("server_port", &server_port, "Port for clients; 0: any free one (see --port_file).");
+  flags.Add("resource_manager_address", &resource_manager, "host:port of landbridge-server --node_type=resource_manager.");
+  flags.Add("virtual_slices", &options.virtual_slices,
+            "Types of the slices wanted, e.g. cpu:4,cpu:4. Empty: every slice of the resource manager.");
+  flags.Add("pjrt_plugin", &plugin,
+            "PJRT plugin for the compiler processes. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of the python3 "
+            "on PATH.");
+  flags.Add("listen_address", &listen_host, "Address to listen on. Beyond loopback it needs --insecure_network.");
+  flags.Add("insecure_network", &insecure_network,
+            "Listen beyond loopback without encryption: whoever reaches the port can run programs.");
+  flags.Add("port_file", &options.port_file, "Write host:port there when clients may come (and host:port for status to FILE.admin).");
+  flags.Add("shared_transfer_directory", &options.shared_directory,
+            "Take large uploads from files that clients write there (protocol 17 and later). Empty: refused.");
+  flags.Add("compile_timeout_ms", &compile_timeout_ms, "End a compile after this long. 0: ten minutes.");
+  flags.Add("compile_memory_limit", &compile_memory, "Bytes of data memory of one compiler process. 0: no limit.");
+  flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
+  flags.Add("lease_ms", &lease_ms, "Lease: a silent worker (or proxy) is given up after this long. 0: 2400.");
+  flags.Add("heartbeat_ms", &heartbeat_ms, "Pause between heartbeats. 0: 250.");
+  flags.Add("gcs_scratch_location", &scratch, "Folder for compiler logs and caches (a local path or file://).");
+  flags.Add("num_elastic_slices", &elastic_slices, "How many slices may be missing.");
+  flags.Add("enable_metrics_collection", &metrics, "Metrics are always on: the admin port answers them.");
+  flags.Add("enable_test_faults", &test_faults, "Lets tests make the compiler process crash, loop or eat memory.");
+  flags.Add("use_insecure_credentials", &insecure_credentials, "The only kind that open clients have.");
+  flags.AddIgnored("sidecar_name", "colocated Python runs in the client for now");
+  flags.AddIgnored("enable_gcs_olm", "there is no bucket to set a lifecycle rule on");
+  flags.AddIgnored("vmodule", "use LANDBRIDGE_LOG_LEVEL=debug");
+  flags.AddPrefix("xla_", &xla_flags, "Given to the compiler processes in XLA_FLAGS.");
+  if (absl::Status status = flags.Parse(argc, argv); !status.ok()) {
+    std::fprintf(stderr, "landbridge-proxy: %s\n", std::string(status.message()).c_str());
+    return 2;
+  }
+  if (flags.help()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  std::vector<std::string> arguments(argv, argv + argc);
+  LogInfo("version ", BuildVersion(), ", started as: ", absl::StrJoin(arguments, " "));
+  for (const std::string& notice : flags.notices()) LogInfo(notice);
+  auto fail = [](absl::string_view text) {
+    LogError(text);
+    return 1;
+  };
+  if (resource_manager.empty()) return fail("--resource_manager_address=HOST:PORT is missing");
+  options.resource_manager_address = resource_manager;
+  if (listen_host != "127.0.0.1" && listen_host != "localhost" && listen_host != "::1") {
+    if (!insecure_network) {
+      return fail(absl::StrCat("--listen_address=", listen_host,
+                               " is reachable from other machines and the connection is not encrypted: add "
+                               "--insecure_network if the network is trusted"));
+    }
+    LogWarning("listening beyond loopback without encryption: whoever reaches the port can run programs here");
+  }
+  if (server_port < 0 || server_port > 65535) return fail(absl::StrCat("--server_port=", server_port, ": not a port"));
+  const std::string shown = listen_host.find(':') == std::string::npos ? listen_host : absl::StrCat("[", listen_host, "]");
+  options.listen_address = absl::StrCat(shown, ":", server_port);
+  options.admin_address = absl::StrCat(shown, ":0");
+  if (lease_ms > 0) options.times.lease = lease_ms * kMillisecond;
+  if (heartbeat_ms > 0) options.times.heartbeat = heartbeat_ms * kMillisecond;
+  if (absl::Status status = options.times.Validate(); !status.ok()) return fail(std::string(status.message()));
+  if (plugin.empty()) {
+    absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();
+    if (!found.ok()) return fail(std::string(found.status().message()));
+    plugin = *found;
+  }
+  options.compile.plugin_path = plugin;
+  options.compile.child_count = static_cast<int>(compile_children);
+  options.compile.enable_test_faults = test_faults;
+  if (compile_timeout_ms > 0) options.compile.time_limit = compile_timeout_ms * kMillisecond;
+  options.compile.memory_limit_bytes = compile_memory;
+  std::string xla = absl::StrJoin(xla_flags, " ");
+  if (const char* inherited = std::getenv("XLA_FLAGS")) xla = absl::StrCat(inherited, xla.empty() ? "" : " ", xla);
+  if (!xla.empty()) options.compile.environment.push_back("XLA_FLAGS=" + xla);
+  ProxyProcess proxy(std::move(options));
+  absl::Status status = proxy.Run();
+  if (!status.ok()) return fail(std::string(status.message()));
+  return 0;
+}
+
+}  // namespace
+}  // namespace landbridge
+
+int main(int argc, char** argv) { return landbridge::Main(argc, argv); }

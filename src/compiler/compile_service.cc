@@ -1,0 +1,322 @@
+#include "compiler/compile_service.h"
+
+#include <limits.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "compiler/child_process.h"
+#include "compiler/envelope.h"
+#include "compiler/options.h"
+#include "compiler/program_cache.h"
+
+namespace landbridge {
+namespace {
+
+using Callback = absl::AnyInvocable<void(CompileResult)>;
+
+std::string BinaryBesideOurs() {
+  char path[PATH_MAX];
+  ssize_t n = ::readlink("/proc/self/exe", path, sizeof(path));
+  if (n <= 0) return "landbridge-compiler";
+  std::string own(path, static_cast<size_t>(n));
+  return own.substr(0, own.rfind('/') + 1) + "landbridge-compiler";
+}
+
+void AppendPart(std::string& text, absl::string_view part) { absl::StrAppend(&text, part.size(), ":", part, ";"); }
+
+// Whole seconds where they are whole.
+std::string Seconds(DurationNs duration) {
+  return absl::StrCat(static_cast<double>(duration) / static_cast<double>(kSecond), " s");
+}
+
+}  // namespace
+
+// Thread-safety: public members from any thread. One thread per child; a job is one distinct program, and all who ask
+// for it wait on the same job.
+class CompileService::Impl {
+ public:
+  explicit Impl(CompileServiceOptions options)
+      : options_(std::move(options)), cache_(options_.cache_bytes_max, options_.negative_cache_time) {}
+
+  ~Impl() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    if (stop_fd_ >= 0) {
+      uint64_t one = 1;
+      [[maybe_unused]] ssize_t n = ::write(stop_fd_, &one, sizeof(one));
+    }
+    wakes_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    // The threads are gone: what is left was never started.
+    for (auto& job : queue_) Finish(*job, Closed());
+    if (stop_fd_ >= 0) ::close(stop_fd_);
+  }
+
+  absl::Status Start() {
+    if (options_.compiler_binary.empty()) options_.compiler_binary = BinaryBesideOurs();
+    if (::access(options_.compiler_binary.c_str(), X_OK) != 0) {
+      return absl::FailedPreconditionError(absl::StrCat("the compiler binary ", options_.compiler_binary,
+                                                        " is missing or not executable; build landbridge-compiler"));
+    }
+    if (options_.child_count < 1 || options_.child_count > limits::kCompileChildrenMax) {
+      return absl::FailedPreconditionError(absl::StrCat("the number of compiler processes must lie between 1 and ",
+                                                        limits::kCompileChildrenMax, ", not ", options_.child_count));
+    }
+    LB_ASSIGN_OR_RETURN(plugin_sha256_, Sha256FileHex(options_.plugin_path));
+    stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (stop_fd_ < 0) return absl::FailedPreconditionError("no event descriptor for the compile service");
+    for (int i = 0; i < options_.child_count; ++i) threads_.emplace_back([this, i] { Run(i); });
+    return absl::OkStatus();
+  }
+
+  void Compile(CompileRequest request, Callback callback) {
+    absl::StatusOr<NormalizedOptions> options = NormalizeOptions(request.compile_options);
+    absl::Status refused = options.status();
+    if (refused.ok() && !request.test_fault.empty() && !options_.enable_test_faults) {
+      refused = absl::InvalidArgumentError("test faults are not enabled in this compile service");
+    }
+    if (refused.ok() && request.program.size() > limits::kCompileFrameBytesMax / 2) {
+      refused = absl::InvalidArgumentError(absl::StrCat("a program of ", request.program.size(),
+                                                        " bytes is too large to compile; pass large constants as arguments"));
+    }
+    if (!refused.ok()) {
+      callback(refused);
+      return;
+    }
+    auto job = std::make_unique<Job>();
+    job->call.set_compile_options(SerializeDeterministic(options->proto));
+    job->call.set_program(std::move(request.program));
+    job->call.set_test_fault(request.test_fault);
+    job->key = Key(job->call);
+    job->callbacks.push_back(std::move(callback));
+
+    std::shared_ptr<const CompiledProgram> hit;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) {
+        refused = Closed();
+      } else if (hit = cache_.Find(job->key); hit != nullptr) {
+        ++stats_.cache_hits;
+      } else if (auto it = jobs_.find(job->key); it != jobs_.end()) {
+        ++stats_.cache_hits;
+        it->second->callbacks.push_back(std::move(job->callbacks[0]));
+        return;
+      } else if (refused = cache_.FindFailure(job->key, MonotonicNow()); !refused.ok()) {
+        ++stats_.cache_hits;
+      } else if (queue_.size() >= limits::kCompileQueueMax) {
+        refused = absl::AbortedError(absl::StrCat(queue_.size(), " compiles wait already; try again later"));
+      } else {
+        jobs_[job->key] = job.get();
+        queue_.push_back(std::move(job));
+        wakes_.notify_one();
+        return;
+      }
+    }
+    if (hit != nullptr) {
+      job->callbacks[0](std::move(hit));
+    } else {
+      job->callbacks[0](refused);
+    }
+  }
+
+  CompileServiceStats Stats() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CompileServiceStats stats = stats_;
+    stats.cache_bytes = cache_.bytes();
+    stats.queued = queue_.size();
+    return stats;
+  }
+
+  const std::string& plugin_sha256() const { return plugin_sha256_; }
+
+ private:
+  struct Job {
+    std::string key;
+    CompileCall call;
+    std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
+  };
+
+  static absl::Status Closed() { return absl::FailedPreconditionError("the compile service has been shut down"); }
+
+  // Everything that decides the result, except the device assignment.
+  std::string Key(const CompileCall& call) const {
+    std::string text;
+    AppendPart(text, Sha256Raw(call.program()));
+    AppendPart(text, call.compile_options());
+    AppendPart(text, call.test_fault());
+    AppendPart(text, plugin_sha256_);
+    AppendPart(text, HostIdentity::Current(plugin_sha256_, "cpu").cpu_features);
+    for (const std::string& entry : options_.environment) AppendPart(text, entry);
+    const char* flags = std::getenv("XLA_FLAGS");
+    AppendPart(text, flags == nullptr ? "" : flags);
+    AppendPart(text, absl::StrCat(kEnvelopeFormatVersion));
+    return Sha256Raw(text);
+  }
+
+  // Runs all callbacks of a job that nobody can join any more.
+  static void Finish(Job& job, const CompileResult& result) {
+    for (Callback& callback : job.callbacks) callback(result);
+    job.callbacks.clear();
+  }
+
+  void Run(int index) {
+    std::optional<ChildProcess> child;
+    // Start it now, so that the first compile finds it warm. A failure is reported by the compile that needs it.
+    if (absl::Status status = EnsureChild(index, child); !status.ok() && !absl::IsCancelled(status)) {
+      LogWarning("compiler process ", index, ": ", status.message());
+    }
+    for (;;) {
+      std::unique_ptr<Job> job;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wakes_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+        if (stopping_) return;
+        job = std::move(queue_.front());
+        queue_.pop_front();
+        ++stats_.running;
+        ++stats_.compiles;
+      }
+      CompileResult result = CompileOne(index, child, *job);
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        --stats_.running;
+        jobs_.erase(job->key);
+        if (result.ok()) {
+          cache_.Insert(job->key, *result);
+        } else {
+          ++stats_.failures;
+        }
+      }
+      Finish(*job, result);
+    }
+  }
+
+  std::string LogPath(int index) const {
+    return options_.log_dir.empty() ? std::string() : absl::StrCat(options_.log_dir, "/landbridge-compiler-", index, ".log");
+  }
+
+  absl::Status EnsureChild(int index, std::optional<ChildProcess>& child) {
+    if (child.has_value() && child->Alive()) return absl::OkStatus();
+    child.reset();
+    ChildProcessOptions options;
+    options.binary = options_.compiler_binary;
+    options.plugin_path = options_.plugin_path;
+    options.log_path = LogPath(index);
+    options.memory_limit_bytes = options_.memory_limit_bytes;
+    options.enable_test_faults = options_.enable_test_faults;
+    options.environment = options_.environment;
+    options.stop_fd = stop_fd_;
+    LB_ASSIGN_OR_RETURN(ChildProcess started, ChildProcess::Start(options));
+    if (started.greeting().plugin_sha256() != plugin_sha256_) {
+      return absl::FailedPreconditionError(absl::StrCat("the PJRT plugin ", options_.plugin_path,
+                                                        " has changed on disk since this process started; restart it"));
+    }
+    child = std::move(started);
+    return absl::OkStatus();
+  }
+
+  CompileResult CompileOne(int index, std::optional<ChildProcess>& child, Job& job) {
+    absl::StatusOr<CompileReply> reply = absl::UnavailableError("not tried");
+    // Twice at most: a child that died before it began was ended by something else than this program.
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      absl::Status ready = EnsureChild(index, child);
+      if (absl::IsCancelled(ready)) return Closed();
+      LB_RETURN_IF_ERROR(ready);
+      bool accepted = false;
+      reply = child->Call(job.call, MonotonicNow() + options_.time_limit, &accepted);
+      if (reply.ok() || accepted || !absl::IsUnavailable(reply.status()) || attempt > 0) break;
+      LogWarning("compiler process ", index, " ended while it was idle; starting another");
+      child.reset();
+    }
+    if (!reply.ok()) return BuryChild(index, child, job, reply.status());
+    if (reply->code() != 0) {
+      return absl::Status(static_cast<absl::StatusCode>(reply->code()), reply->message());
+    }
+    auto program = std::make_shared<CompiledProgram>();
+    program->info = std::move(*reply->mutable_info());
+    program->envelope = std::move(*reply->mutable_envelope());
+    program->envelope_sha256 = Sha256Raw(program->envelope);
+    return std::shared_ptr<const CompiledProgram>(std::move(program));
+  }
+
+  // The child is dead, or has to be. The compile fails with what is known, and its program is not tried again soon.
+  absl::Status BuryChild(int index, std::optional<ChildProcess>& child, const Job& job, const absl::Status& why) {
+    const bool stopped = absl::IsCancelled(why);
+    const bool late = absl::IsAborted(why);
+    bool out_of_memory = false;
+    std::string end = child->Bury(/*at_once=*/stopped || late, &out_of_memory);
+    child.reset();
+    if (stopped) return Closed();
+    const std::string log = LogPath(index);
+    const std::string where = log.empty() ? "" : absl::StrCat("; its log is ", log);
+    absl::Status status;
+    if (late) {
+      status = absl::AbortedError(absl::StrCat("compiling the program took longer than the limit of ",
+                                               Seconds(options_.time_limit), " and was stopped", where));
+    } else if (absl::IsInvalidArgument(why)) {
+      status = absl::InvalidArgumentError(absl::StrCat("compiling the program failed: ", why.message(), where));
+    } else if (out_of_memory) {
+      status = absl::ResourceExhaustedError(absl::StrCat(
+          "compiling the program took too much memory: the compiler process ", end,
+          options_.memory_limit_bytes > 0 ? absl::StrCat("; its limit is ", options_.memory_limit_bytes, " bytes") : "",
+          where));
+    } else {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("compiling the program ended the compiler process: it ", FilterForeignText(end), where));
+    }
+    LogWarning("compiler process ", index, ": ", status.message());
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++stats_.child_deaths;
+    cache_.InsertFailure(job.key, status, MonotonicNow());
+    return status;
+  }
+
+  CompileServiceOptions options_;
+  std::string plugin_sha256_;
+  int stop_fd_ = -1;
+  std::vector<std::thread> threads_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wakes_;
+  // Guarded by mutex_:
+  bool stopping_ = false;
+  std::deque<std::unique_ptr<Job>> queue_;
+  absl::flat_hash_map<std::string, Job*> jobs_;  // queued and running
+  ProgramCache cache_;
+  CompileServiceStats stats_;
+};
+
+CompileService::CompileService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CompileService::~CompileService() = default;
+
+absl::StatusOr<std::unique_ptr<CompileService>> CompileService::Start(CompileServiceOptions options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  LB_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<CompileService>(new CompileService(std::move(impl)));
+}
+
+void CompileService::Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback) {
+  impl_->Compile(std::move(request), std::move(callback));
+}
+
+CompileServiceStats CompileService::Stats() const { return impl_->Stats(); }
+const std::string& CompileService::plugin_sha256() const { return impl_->plugin_sha256(); }
+
+}  // namespace landbridge

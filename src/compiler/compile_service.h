@@ -1,0 +1,80 @@
+// Compiles programs in child processes, so that a plugin that aborts, loops or eats memory costs one compile.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/limits.h"
+#include "base/time.h"
+#include "proto/landbridge/executable.pb.h"
+
+namespace landbridge {
+
+struct CompileRequest {
+  std::string program;          // StableHLO: text, or the bytes that the client sent
+  std::string compile_options;  // serialized xla.CompileOptionsProto; any device assignment in it is replaced by 0..n-1
+  // Tests only: "abort", "loop", "allocate". INVALID_ARGUMENT unless CompileServiceOptions::enable_test_faults.
+  std::string test_fault;
+};
+
+struct CompiledProgram {
+  ExecutableInfo info;
+  std::string envelope;         // sealed bytes for LoadEnvelope (compiler/load.h)
+  std::string envelope_sha256;  // 32 bytes
+};
+// Shared by the cache and by all that hold it; immutable.
+using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
+
+struct CompileServiceOptions {
+  std::string compiler_binary;  // empty: landbridge-compiler beside this process's own executable
+  std::string plugin_path;
+  int child_count = 2;          // compiles at one time
+  DurationNs time_limit = limits::kCompileTimeDefault;
+  int64_t memory_limit_bytes = 0;           // RLIMIT_DATA of a child; 0: none
+  size_t cache_bytes_max = limits::kCompileCacheBytesDefault;
+  DurationNs negative_cache_time = limits::kCompileNegativeCacheTime;
+  std::string log_dir;          // children write landbridge-compiler-N.log there; empty: share our standard error
+  std::vector<std::string> environment;     // "NAME=value" added to ours, e.g. XLA_FLAGS of --xla_* flags
+  bool enable_test_faults = false;
+};
+
+struct CompileServiceStats {
+  uint64_t compiles = 0;        // sent to a child
+  uint64_t cache_hits = 0;      // answered from memory, or joined to a compile under way
+  uint64_t failures = 0;        // the plugin refused
+  uint64_t child_deaths = 0;    // crash, time limit, memory
+  uint64_t cache_bytes = 0;
+  uint64_t queued = 0;
+  uint64_t running = 0;
+};
+
+// Thread-safety: all members from any thread.
+class CompileService {
+ public:
+  // Starts one thread per child and pre-starts the children; FAILED_PRECONDITION if the binary or the plugin is
+  // missing. Children that fail to start later fail the compiles that need them.
+  static absl::StatusOr<std::unique_ptr<CompileService>> Start(CompileServiceOptions options);
+  // Ends children at once; pending compiles end with FAILED_PRECONDITION, their callbacks run before this returns.
+  ~CompileService();
+
+  // `callback` runs exactly once: in this call for what is known at once (cached, refused, more than
+  // kCompileQueueMax waiting: ABORTED), else on a service thread. It must not block for long. Equal requests under way are compiled once. Codes: INVALID_ARGUMENT for what the
+  // plugin refuses and for a program that killed the compiler process, RESOURCE_EXHAUSTED for its memory limit,
+  // ABORTED for its time limit, UNIMPLEMENTED for custom calls that nobody registered.
+  void Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback);
+
+  CompileServiceStats Stats() const;
+  const std::string& plugin_sha256() const;
+
+ private:
+  class Impl;
+  explicit CompileService(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace landbridge

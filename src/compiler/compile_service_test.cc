@@ -1,0 +1,494 @@
+#include "compiler/compile_service.h"
+
+#include <dirent.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <future>
+#include <set>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/dtype.h"
+#include "base/sha256.h"
+#include "compiler/load.h"
+#include "pjrt/client.h"
+#include "pjrt/test_support.h"
+#include "pjrt/virtual_compute.h"
+
+namespace landbridge {
+namespace {
+
+using pjrt::Buffer;
+using pjrt::HostSemantics;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <typename T>
+T Value(absl::StatusOr<T> result) {
+  if (!result.ok()) {
+    ADD_FAILURE() << result.status();
+    std::abort();
+  }
+  return *std::move(result);
+}
+
+// The build puts binaries into bin/, three levels up from test binaries' own folder at most.
+std::string CompilerBinary() {
+  if (const char* named = ::getenv("LANDBRIDGE_COMPILER")) return named;
+  char path[4096];
+  ssize_t n = ::readlink("/proc/self/exe", path, sizeof(path));
+  std::string folder(path, static_cast<size_t>(n > 0 ? n : 0));
+  for (int i = 0; i < 4 && !folder.empty(); ++i) {
+    folder = folder.substr(0, folder.rfind('/'));
+    std::string candidate = folder + "/bin/landbridge-compiler";
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return "landbridge-compiler";
+}
+
+CompileServiceOptions ServiceOptions() {
+  CompileServiceOptions options;
+  options.compiler_binary = CompilerBinary();
+  options.plugin_path = pjrt::TestPluginPath();
+  options.child_count = 1;
+  options.enable_test_faults = true;
+  options.log_dir = testing::TempDir();
+  return options;
+}
+
+CompileRequest Request(absl::string_view program, int partitions = 1) {
+  CompileRequest request;
+  request.program = std::string(program);
+  request.compile_options = pjrt::TestCompileOptions(partitions).SerializeAsString();
+  return request;
+}
+
+CompileResult CompileNow(CompileService& service, CompileRequest request) {
+  std::promise<CompileResult> promise;
+  service.Compile(std::move(request), [&](CompileResult result) { promise.set_value(std::move(result)); });
+  return promise.get_future().get();
+}
+
+// Children of this process, by pid.
+std::set<pid_t> Children() {
+  std::set<pid_t> children;
+  DIR* proc = ::opendir("/proc");
+  while (dirent* entry = ::readdir(proc)) {
+    pid_t pid = std::atoi(entry->d_name);
+    if (pid <= 0) continue;
+    std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+    std::string line;
+    std::getline(file, line);
+    size_t after_name = line.rfind(')');
+    if (after_name == std::string::npos) continue;
+    if (std::atoi(line.c_str() + after_name + 4) == ::getpid()) children.insert(pid);
+  }
+  ::closedir(proc);
+  return children;
+}
+
+class CompileServiceTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    pjrt::PreparePluginEnvironment(4);
+    auto plugin = Value(pjrt::Plugin::Load(pjrt::TestPluginPath()));
+    client_ = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(4))).release();
+    service_ = Value(CompileService::Start(ServiceOptions())).release();
+  }
+  static void TearDownTestSuite() {
+    delete service_;
+    service_ = nullptr;
+  }
+
+  static Buffer Upload(const std::vector<float>& values, size_t device) {
+    auto result = Value(client_->BufferFromHost(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, {},
+                                                *client_->devices()[device].default_memory,
+                                                HostSemantics::kOnlyDuringCall));
+    return std::move(result.buffer);
+  }
+  static std::vector<float> Download(const Buffer& buffer) {
+    std::vector<float> values(Value(buffer.HostImageBytes()) / sizeof(float));
+    absl::Status status = Value(buffer.CopyToHost(values.data(), values.size() * sizeof(float))).Await();
+    EXPECT_TRUE(status.ok()) << status;
+    return values;
+  }
+  static int32_t NextLaunch() {
+    static std::atomic<int32_t> next{1};
+    return next++;
+  }
+
+  static pjrt::Client* client_;
+  static CompileService* service_;
+};
+
+pjrt::Client* CompileServiceTest::client_ = nullptr;
+CompileService* CompileServiceTest::service_ = nullptr;
+
+TEST_F(CompileServiceTest, OneDeviceProgramRunsAnywhere) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kAddProgram)));
+  const ExecutableInfo& info = program->info;
+  EXPECT_EQ(info.name(), "jit_add");
+  EXPECT_EQ(info.num_devices(), 1);
+  EXPECT_TRUE(info.portable());
+  ASSERT_EQ(info.parameters_size(), 2);
+  EXPECT_EQ(info.parameters(1).dtype(), static_cast<int>(DType::kF32));
+  EXPECT_THAT(info.parameters(1).device_dims(), ElementsAre(4));
+  EXPECT_EQ(info.parameters(1).device_bytes(), 16);
+  EXPECT_EQ(info.parameters(1).memory_kind(), "device");
+  EXPECT_FALSE(info.parameters(0).has_sharding());
+  ASSERT_EQ(info.outputs_size(), 1);
+  EXPECT_THAT(info.outputs(0).global_dims(), ElementsAre(4));
+  EXPECT_THAT(info.outputs(0).layout().minor_to_major(), ElementsAre(0));
+  EXPECT_EQ(info.donated_parameters_size(), 0);
+  EXPECT_FALSE(info.can_fail_on_one_shard());
+  EXPECT_FALSE(info.has_collectives());
+  EXPECT_EQ(info.memory_stats().argument_size_in_bytes(), 32);
+  EXPECT_EQ(program->envelope_sha256, Sha256Raw(program->envelope));
+
+  LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
+  for (size_t d : {0u, 3u}) {
+    Buffer a = Upload({1, 2, 3, 4}, d);
+    Buffer b = Upload({10, 20, 30, 40}, d);
+    Buffer* arguments[] = {&a, &b};
+    auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[d].handle, arguments,
+                                                           {.launch_id = NextLaunch()}));
+    EXPECT_THAT(Download(result.outputs[0]), ElementsAre(11, 22, 33, 44));
+  }
+}
+
+TEST_F(CompileServiceTest, MatmulHasFlops) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kMatmulProgram)));
+  EXPECT_EQ(program->info.flops_per_device(), 2.0 * 2 * 2 * 3);
+  LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
+  const float a[6] = {1, 2, 3, 4, 5, 6};
+  const float b[6] = {1, 0, 0, 1, 1, 1};
+  const pjrt::Memory& memory = *client_->devices()[0].default_memory;
+  auto left = Value(client_->BufferFromHost(a, DType::kF32, {2, 3}, {}, memory, HostSemantics::kOnlyDuringCall));
+  auto right = Value(client_->BufferFromHost(b, DType::kF32, {3, 2}, {}, memory, HostSemantics::kOnlyDuringCall));
+  Buffer* arguments[] = {&left.buffer, &right.buffer};
+  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments,
+                                                         {.launch_id = NextLaunch()}));
+  EXPECT_THAT(Download(result.outputs[0]), ElementsAre(4, 5, 10, 11));
+}
+
+TEST_F(CompileServiceTest, FourDevicesInAnyOrder) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kPsumProgram, 4)));
+  EXPECT_EQ(program->info.num_devices(), 4);
+  EXPECT_FALSE(program->info.portable());
+  EXPECT_TRUE(program->info.has_collectives());
+  EXPECT_THAT(program->info.collectives(), ElementsAre("all-reduce"));
+  for (const std::vector<int>& order : {std::vector<int>{0, 1, 2, 3}, std::vector<int>{2, 0, 3, 1}}) {
+    LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, order));
+    EXPECT_EQ(loaded.executable->device_ids(), order);
+    std::vector<Buffer> shards;
+    std::vector<Buffer*> pointers;
+    std::vector<absl::Span<Buffer* const>> lists;
+    for (size_t i = 0; i < 4; ++i) {
+      shards.push_back(Upload({static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, static_cast<size_t>(order[i])));
+    }
+    for (Buffer& shard : shards) pointers.push_back(&shard);
+    for (size_t i = 0; i < 4; ++i) lists.push_back(absl::MakeConstSpan(&pointers[i], 1));
+    for (auto& result : Value(loaded.executable->ExecuteAll(lists, {.launch_id = NextLaunch()}))) {
+      EXPECT_THAT(Download(result.outputs[0]), ElementsAre(12, 16));
+    }
+  }
+}
+
+TEST_F(CompileServiceTest, ShardingsAndGlobalShapes) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kShardedProgram, 4)));
+  const ExecutableInfo& info = program->info;
+  ASSERT_EQ(info.parameters_size(), 1);
+  EXPECT_THAT(info.parameters(0).device_dims(), ElementsAre(2));
+  EXPECT_THAT(info.parameters(0).global_dims(), ElementsAre(8));
+  EXPECT_EQ(info.parameters(0).sharding().type(), xla::OpSharding::OTHER);
+  EXPECT_THAT(info.parameters(0).sharding().tile_assignment_dimensions(), ElementsAre(4));
+  ASSERT_EQ(info.outputs_size(), 2);
+  EXPECT_THAT(info.outputs(0).global_dims(), ElementsAre(8));
+  EXPECT_EQ(info.outputs(0).sharding().type(), xla::OpSharding::OTHER);
+  EXPECT_EQ(info.outputs(1).sharding().type(), xla::OpSharding::REPLICATED);
+  EXPECT_EQ(info.outputs(1).global_dims_size(), 0);
+  EXPECT_EQ(info.outputs(1).device_bytes(), 4);
+}
+
+TEST_F(CompileServiceTest, ShardyModuleWithoutTheFlag) {
+  CompileRequest request = Request(pjrt::kPsumProgram, 4);
+  auto options = pjrt::TestCompileOptions(4);
+  options.mutable_executable_build_options()->set_use_shardy_partitioner(false);
+  request.compile_options = options.SerializeAsString();
+  EXPECT_TRUE(Value(CompileNow(*service_, std::move(request)))->info.has_collectives());
+}
+
+TEST_F(CompileServiceTest, DonationIsKnownAndHappens) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kDonateProgram)));
+  EXPECT_THAT(program->info.donated_parameters(), ElementsAre(0));
+  LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {1}));
+  Buffer input = Upload(std::vector<float>(4096, 3.0f), 1);
+  Buffer* arguments[] = {&input};
+  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[1].handle, arguments,
+                                                         {.launch_id = NextLaunch()}));
+  EXPECT_EQ(Download(result.outputs[0])[17], 6.0f);
+  EXPECT_TRUE(input.IsDeleted());
+}
+
+TEST_F(CompileServiceTest, MoreDevicesThanTheWarmClientHas) {
+  std::string program = absl::StrReplaceAll(
+      pjrt::kShardedProgram, {{"num_partitions = 4", "num_partitions = 16"}, {"\"d\"=4", "\"d\"=16"}, {"8xf32", "32xf32"}});
+  auto result = Value(CompileNow(*service_, Request(program, 16)));
+  EXPECT_EQ(result->info.num_devices(), 16);
+  EXPECT_EQ(LoadEnvelope(*client_, result->envelope, {0, 1, 2, 3}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CompileServiceTest, LoadRefusesBadPlacements) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kPsumProgram, 4)));
+  for (const std::vector<int>& bad : {std::vector<int>{}, {0, 1, 2}, {0, 1, 2, 2}, {0, 1, 2, 4}, {-1, 0, 1, 2}, {0, 1, 2, 3, 0}}) {
+    auto loaded = LoadEnvelope(*client_, program->envelope, bad);
+    EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(loaded.status().message()), HasSubstr("jit_psum"));
+  }
+  std::string corrupt = program->envelope;
+  corrupt[corrupt.size() / 2] = static_cast<char>(corrupt[corrupt.size() / 2] ^ 0x10);
+  EXPECT_EQ(LoadEnvelope(*client_, corrupt, {0, 1, 2, 3}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(LoadEnvelope(*client_, corrupt.substr(0, 100), {0, 1, 2, 3}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CompileServiceTest, UserErrors) {
+  auto garbage = CompileNow(*service_, Request("this is no program"));
+  EXPECT_EQ(garbage.status().code(), absl::StatusCode::kInvalidArgument);
+  auto target = CompileNow(*service_, Request(pjrt::CustomCallProgram("nobody_has_this", 1)));
+  EXPECT_EQ(target.status().code(), absl::StatusCode::kUnimplemented) << target.status();
+  EXPECT_THAT(std::string(target.status().message()), HasSubstr("'nobody_has_this'"));
+  for (const auto& status : {garbage.status(), target.status()}) {
+    for (const char* word : {"INTERNAL", "NOT_FOUND", "DATA_LOSS", "DEADLINE_EXCEEDED"}) {
+      EXPECT_FALSE(absl::StrContains(status.message(), word)) << status;
+    }
+  }
+  CompileRequest bad_options = Request(pjrt::kAddProgram);
+  bad_options.compile_options = "\xff\xff\xff";
+  EXPECT_EQ(CompileNow(*service_, std::move(bad_options)).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CompileServiceTest, VirtualComputeCompilesAndShips) {
+  ASSERT_TRUE(pjrt::RegisterAndCheckVirtualCompute(*client_).ok());
+  auto program = Value(CompileNow(*service_, Request(pjrt::CustomCallProgram(pjrt::kVirtualComputeTarget, 1000))));
+  EXPECT_THAT(program->info.custom_call_targets(), ElementsAre(pjrt::kVirtualComputeTarget));
+  EXPECT_TRUE(program->info.can_fail_on_one_shard());
+  LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
+  Buffer input = Upload(std::vector<float>(2048, 3.0f), 0);
+  Buffer* arguments[] = {&input};
+  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments,
+                                                         {.launch_id = NextLaunch()}));
+  EXPECT_EQ(Download(result.outputs[0])[2047], 6.0f);
+}
+
+TEST_F(CompileServiceTest, CacheAndJoining) {
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  constexpr int kCallers = 8;
+  std::vector<std::promise<CompileResult>> promises(kCallers);
+  for (int i = 0; i < kCallers; ++i) {
+    CompileRequest request = Request(pjrt::kPsumProgram, 4);
+    // Other devices each time: they do not count.
+    xla::CompileOptionsProto options = pjrt::TestCompileOptions(4);
+    options.mutable_executable_build_options()->mutable_device_assignment()->mutable_computation_devices(0)
+        ->set_replica_device_ids(0, 100 + i);
+    request.compile_options = options.SerializeAsString();
+    service->Compile(std::move(request), [&, i](CompileResult result) { promises[static_cast<size_t>(i)].set_value(std::move(result)); });
+  }
+  std::set<const CompiledProgram*> distinct;
+  for (auto& promise : promises) distinct.insert(Value(promise.get_future().get()).get());
+  // Kept alive by the cache, so equal addresses mean equal objects.
+  EXPECT_EQ(distinct.size(), 1u);
+  EXPECT_EQ(service->Stats().compiles, 1u);
+  EXPECT_EQ(service->Stats().cache_hits, 7u);
+  EXPECT_GT(service->Stats().cache_bytes, 0u);
+  Value(CompileNow(*service, Request(pjrt::kPsumProgram, 4)));
+  EXPECT_EQ(service->Stats().compiles, 1u);
+}
+
+TEST_F(CompileServiceTest, AbortFailsThatCompileOnly) {
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  CompileRequest request = Request(pjrt::kAddProgram);
+  request.test_fault = "abort";
+  auto result = CompileNow(*service, request);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("died with signal 6"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("landbridge-compiler-0.log"));
+  EXPECT_EQ(service->Stats().child_deaths, 1u);
+  // Not tried again soon; others are.
+  EXPECT_EQ(CompileNow(*service, request).status(), result.status());
+  EXPECT_EQ(service->Stats().child_deaths, 1u);
+  EXPECT_EQ(Value(CompileNow(*service, Request(pjrt::kAddProgram)))->info.name(), "jit_add");
+}
+
+TEST_F(CompileServiceTest, EndlessLoopMeetsTheTimeLimit) {
+  CompileServiceOptions options = ServiceOptions();
+  options.time_limit = 5 * kSecond;
+  options.child_count = 2;
+  options.negative_cache_time = 0;
+  auto service = Value(CompileService::Start(options));
+  CompileRequest request = Request(pjrt::kAddProgram);
+  request.test_fault = "loop";
+  std::promise<CompileResult> looped;
+  service->Compile(request, [&](CompileResult result) { looped.set_value(std::move(result)); });
+  // The other child goes on meanwhile.
+  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kMatmulProgram)).ok());
+  auto result = looped.get_future().get();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("limit of 5 s"));
+  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
+}
+
+TEST_F(CompileServiceTest, MemoryLimit) {
+  CompileServiceOptions options = ServiceOptions();
+  options.memory_limit_bytes = int64_t{1} << 30;
+  auto service = Value(CompileService::Start(options));
+  CompileRequest request = Request(pjrt::kAddProgram);
+  request.test_fault = "allocate";
+  auto result = CompileNow(*service, request);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted) << result.status();
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("1073741824"));
+  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kPsumProgram, 4)).ok());
+}
+
+// The one child that `service`, started after `before` was taken, has now.
+pid_t ChildSince(const std::set<pid_t>& before) {
+  for (pid_t pid : Children()) {
+    if (!before.contains(pid)) return pid;
+  }
+  ADD_FAILURE() << "no compiler process found";
+  return 0;
+}
+
+TEST_F(CompileServiceTest, KilledWhileIdleIsRestarted) {
+  const std::set<pid_t> before = Children();
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
+  const pid_t child = ChildSince(before);
+  ASSERT_GT(child, 0);
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  auto result = CompileNow(*service, Request(pjrt::kMatmulProgram));
+  EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_NE(ChildSince(before), child);
+  EXPECT_EQ(service->Stats().child_deaths, 0u);
+}
+
+TEST_F(CompileServiceTest, KilledWhileCompilingFailsThatCompile) {
+  const std::set<pid_t> before = Children();
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
+  const pid_t child = ChildSince(before);
+  ASSERT_GT(child, 0);
+  CompileRequest looping = Request(pjrt::kAddProgram);
+  looping.test_fault = "loop";
+  std::promise<CompileResult> promise;
+  service->Compile(looping, [&](CompileResult result) { promise.set_value(std::move(result)); });
+  // It loops when it uses the processor: wait until it has used more than compiling took.
+  auto cpu_ticks = [&] {
+    std::ifstream file(absl::StrCat("/proc/", child, "/stat"));
+    std::string line;
+    std::getline(file, line);
+    std::vector<std::string> fields = absl::StrSplit(line.substr(line.rfind(')') + 2), ' ');
+    return std::atol(fields[11].c_str()) + std::atol(fields[12].c_str());
+  };
+  for (long start = cpu_ticks(); cpu_ticks() < start + 20;) std::this_thread::yield();
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  auto result = promise.get_future().get();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("died with signal 9"));
+  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kMatmulProgram)).ok());
+}
+
+TEST_F(CompileServiceTest, ShutdownEndsEverything) {
+  std::set<pid_t> before = Children();
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  CompileRequest looping = Request(pjrt::kAddProgram);
+  looping.test_fault = "loop";
+  std::vector<absl::Status> statuses;
+  std::mutex mutex;
+  auto note = [&](CompileResult result) {
+    std::lock_guard<std::mutex> lock(mutex);
+    statuses.push_back(result.status());
+  };
+  service->Compile(looping, note);
+  service->Compile(Request(pjrt::kMatmulProgram), note);
+  service.reset();
+  ASSERT_EQ(statuses.size(), 2u);
+  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Children(), before);
+}
+
+TEST_F(CompileServiceTest, QueueIsBounded) {
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  CompileRequest looping = Request(pjrt::kAddProgram);
+  looping.test_fault = "loop";
+  std::atomic<size_t> closed{0};
+  std::atomic<size_t> refused{0};
+  auto count = [&](CompileResult result) {
+    if (absl::IsAborted(result.status())) ++refused;
+    if (absl::IsFailedPrecondition(result.status())) ++closed;
+  };
+  // One may have been taken from the queue by the child's thread already.
+  const size_t requests = limits::kCompileQueueMax + 2;
+  for (size_t i = 0; i < requests; ++i) {
+    looping.program = absl::StrCat(pjrt::kAddProgram, "// ", i);
+    service->Compile(looping, count);
+  }
+  EXPECT_GE(refused, 1u);
+  EXPECT_LE(refused, 2u);
+  service.reset();
+  EXPECT_EQ(closed + refused, requests);
+}
+
+TEST_F(CompileServiceTest, StartErrors) {
+  CompileServiceOptions options = ServiceOptions();
+  options.compiler_binary = "/nonexistent/landbridge-compiler";
+  EXPECT_THAT(std::string(CompileService::Start(options).status().message()), HasSubstr("/nonexistent/"));
+  options = ServiceOptions();
+  options.plugin_path = "/nonexistent/plugin.so";
+  EXPECT_EQ(CompileService::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  options = ServiceOptions();
+  for (int count : {0, limits::kCompileChildrenMax + 1}) {
+    options.child_count = count;
+    EXPECT_FALSE(CompileService::Start(options).ok()) << count;
+  }
+  // A file that is no plugin: found out by the child, told to the compile.
+  std::string text = testing::TempDir() + "/not_a_plugin.so";
+  std::ofstream(text) << "hello";
+  options = ServiceOptions();
+  options.plugin_path = text;
+  auto service = Value(CompileService::Start(options));
+  auto result = CompileNow(*service, Request(pjrt::kAddProgram));
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("not_a_plugin.so"));
+  // Faults are for tests only.
+  options = ServiceOptions();
+  options.enable_test_faults = false;
+  service = Value(CompileService::Start(options));
+  CompileRequest fault = Request(pjrt::kAddProgram);
+  fault.test_fault = "abort";
+  EXPECT_EQ(CompileNow(*service, std::move(fault)).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CompileServiceTest, SecondPluginsProgramsAreRefusedHere) {
+  std::string path = pjrt::TestSecondPluginPath();
+  if (path.empty()) GTEST_SKIP() << "only one CPU plugin is installed";
+  CompileServiceOptions options = ServiceOptions();
+  options.plugin_path = path;
+  auto service = Value(CompileService::Start(options));
+  auto program = Value(CompileNow(*service, Request(pjrt::kAddProgram)));
+  EXPECT_EQ(program->info.parameters_size(), 2);
+  auto loaded = LoadEnvelope(*client_, program->envelope, {});
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(loaded.status().message()), HasSubstr("another build of the plugin"));
+}
+
+}  // namespace
+}  // namespace landbridge

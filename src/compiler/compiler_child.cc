@@ -1,0 +1,194 @@
+#include "compiler/compiler_child.h"
+
+#include <malloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "compiler/envelope.h"
+#include "compiler/errors.h"
+#include "compiler/frame_io.h"
+#include "compiler/metadata.h"
+#include "compiler/options.h"
+#include "pjrt/client.h"
+#include "pjrt/plugin.h"
+#include "pjrt/virtual_compute.h"
+#include "proto/landbridge/compiler.pb.h"
+
+namespace landbridge {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr int kFirstDeviceCount = 8;
+
+constexpr char kWarmUpProgram[] =
+    "module @warm_up { func.func public @main(%x: tensor<f32>) -> tensor<f32> { "
+    "%y = stablehlo.add %x, %x : tensor<f32> return %y : tensor<f32> } }";
+
+void ExitOutOfMemory() {
+  constexpr char kText[] = "compiler process: out of memory\n";
+  [[maybe_unused]] ssize_t n = ::write(2, kText, sizeof(kText) - 1);
+  ::_exit(kCompilerExitOutOfMemory);
+}
+
+[[noreturn]] void TestFault(const std::string& fault) {
+  if (fault == "loop") {
+    for (std::atomic<uint64_t> spin{0};;) spin.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (fault == "allocate") {
+    for (;;) {
+      constexpr size_t kBytes = size_t{16} << 20;
+      char* memory = new char[kBytes];  // leaked; ends in the new-handler
+      std::memset(memory, 1, kBytes);
+    }
+  }
+  std::abort();
+}
+
+// Thread-safety: none.
+class Child {
+ public:
+  explicit Child(const CompilerChildOptions& options) : options_(options) {}
+
+  absl::Status Start() {
+    // Threads of the plugin: its default asks the machine's core count, not this container's.
+    ::setenv("PJRT_NPROC", absl::StrCat(std::max(2u, std::thread::hardware_concurrency())).c_str(), 0);
+    LB_ASSIGN_OR_RETURN(plugin_, pjrt::Plugin::Load(options_.plugin_path));
+    LB_RETURN_IF_ERROR(EnsureDevices(kFirstDeviceCount));
+    return pjrt::RegisterAndCheckVirtualCompute(*client_);
+  }
+
+  CompilerGreeting Greeting() const {
+    CompilerGreeting greeting;
+    greeting.set_protocol_version(kProtocolVersion);
+    greeting.set_plugin_sha256(plugin_->sha256());
+    greeting.set_platform(client_->platform_name());
+    return greeting;
+  }
+
+  // The first compile in a process takes two to three times as long; make it an idle one.
+  void WarmUp() {
+    CompileCall call;
+    call.set_program(kWarmUpProgram);
+    CompileReply reply;
+    if (absl::Status status = Compile(call, reply); !status.ok()) {
+      LogWarning("the warm-up compile failed: ", status.ToString());
+    }
+  }
+
+  absl::Status Compile(const CompileCall& call, CompileReply& reply) {
+    if (!call.test_fault().empty()) {
+      if (!options_.enable_test_faults) {
+        return absl::InvalidArgumentError("test faults are not enabled in this compiler process");
+      }
+      TestFault(call.test_fault());
+    }
+    LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
+    LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
+    auto executable = client_->Compile(call.program(), "mlir", options.proto.SerializeAsString());
+    auto* build = options.proto.mutable_executable_build_options();
+    if (!executable.ok() && !build->use_shardy_partitioner() && absl::StrContains(call.program(), "sdy")) {
+      // Modules with Shardy's operations need its partitioner, whatever the options say.
+      build->set_use_shardy_partitioner(true);
+      auto again = client_->Compile(call.program(), "mlir", options.proto.SerializeAsString());
+      if (again.ok()) executable = std::move(again);
+    }
+    if (!executable.ok()) return FromCompileError(executable.status(), "compiling the program");
+    pjrt::LoadedExecutable& loaded = **executable;
+    LB_ASSIGN_OR_RETURN(ExecutableInfo info, DescribeExecutable(loaded, options));
+    ExecutableBody body;
+    auto serialized = loaded.Serialize();
+    if (!serialized.ok()) return FromPluginError(serialized.status(), absl::StrCat("serializing program ", info.name()));
+    body.set_serialized(*std::move(serialized));
+    body.set_compile_options(SerializeDeterministic(options.proto));
+    *body.mutable_info() = info;
+    reply.set_envelope(
+        SealEnvelope(std::move(body), HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
+    *reply.mutable_info() = std::move(info);
+    if (reply.envelope().size() > limits::kCompileFrameBytesMax / 2) {
+      return absl::ResourceExhaustedError(absl::StrCat("program ", reply.info().name(), " compiled to ",
+                                                       reply.envelope().size(), " bytes, more than can be shipped"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // A client has as many devices as it was made with; they cost threads, so grow on demand.
+  absl::Status EnsureDevices(int count) {
+    if (client_ != nullptr && client_->devices().size() >= static_cast<size_t>(count)) return absl::OkStatus();
+    int devices = kFirstDeviceCount;
+    while (devices < count) devices *= 2;
+    client_.reset();
+    auto client = plugin_->CreateClient(pjrt::Plugin::CpuOptions(devices));
+    if (!client.ok()) return FromPluginError(client.status(), absl::StrCat("a compile client of ", devices, " devices"));
+    client_ = *std::move(client);
+    return absl::OkStatus();
+  }
+
+  const CompilerChildOptions options_;
+  std::shared_ptr<pjrt::Plugin> plugin_;
+  std::unique_ptr<pjrt::Client> client_;
+};
+
+}  // namespace
+
+int RunCompilerChild(int fd, const CompilerChildOptions& options) {
+  std::set_new_handler(&ExitOutOfMemory);
+  if (options.memory_limit_bytes > 0) {
+    rlimit limit{static_cast<rlim_t>(options.memory_limit_bytes), static_cast<rlim_t>(options.memory_limit_bytes)};
+    ::setrlimit(RLIMIT_DATA, &limit);
+  }
+  rlimit no_core{0, 0};
+  ::setrlimit(RLIMIT_CORE, &no_core);  // a program that crashes the compiler would leave one each time
+
+  FrameChannel channel(fd, fd, -1);
+  Child child(options);
+  if (absl::Status status = child.Start(); !status.ok()) {
+    LogError("the compiler process cannot start: ", status.ToString());
+    CompilerGreeting greeting;
+    greeting.set_protocol_version(kProtocolVersion);
+    greeting.set_error_code(static_cast<uint32_t>(status.code()));
+    greeting.set_error_message(std::string(status.message()));
+    channel.Write(greeting.SerializeAsString()).IgnoreError();
+    return kCompilerExitCannotStart;
+  }
+  if (!channel.Write(child.Greeting().SerializeAsString()).ok()) return 0;
+  child.WarmUp();
+  for (;;) {
+    absl::StatusOr<std::string> frame = channel.Read();
+    if (!frame.ok()) return absl::IsUnavailable(frame.status()) ? 0 : kCompilerExitCannotStart;
+    CompileReply reply;
+    CompileCall call;
+    if (!call.ParseFromString(*frame)) {
+      LogError("a compile call does not parse");
+      return kCompilerExitCannotStart;
+    }
+    frame->clear();
+    // An empty frame says that the work has begun: whatever ends this process from now on is this program's doing.
+    if (!channel.Write("").ok()) return 0;
+    if (absl::Status status = child.Compile(call, reply); !status.ok()) {
+      reply.Clear();
+      reply.set_code(static_cast<uint32_t>(status.code()));
+      reply.set_message(std::string(status.message()));
+    }
+    if (!channel.Write(reply.SerializeAsString()).ok()) return 0;
+    reply.Clear();
+    call.Clear();
+    ::malloc_trim(0);
+  }
+}
+
+}  // namespace landbridge

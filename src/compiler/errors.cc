@@ -1,0 +1,34 @@
+#include "compiler/errors.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/status.h"
+
+namespace landbridge {
+
+absl::Status FromCompileError(const absl::Status& status, absl::string_view context) {
+  if (status.ok()) return status;
+  constexpr absl::string_view kMarks[] = {"No FFI handler registered for ", "No registered implementation for custom call to "};
+  for (absl::string_view mark : kMarks) {
+    size_t at = status.message().find(mark);
+    if (at == absl::string_view::npos) continue;
+    absl::string_view rest = status.message().substr(at + mark.size());
+    rest = rest.substr(0, rest.find_first_of(" \n,;"));
+    while (!rest.empty() && (rest.front() == '"' || rest.front() == '\'')) rest.remove_prefix(1);
+    while (!rest.empty() && (rest.back() == '"' || rest.back() == '\'' || rest.back() == '.')) rest.remove_suffix(1);
+    return absl::UnimplementedError(
+        absl::StrCat(context, ": the program calls the custom-call target '", FilterForeignText(rest),
+                     "', which has no handler on these workers; use operations without it"));
+  }
+  if (status.message().size() > limits::kCompileErrorBytesMax) {
+    // The plugin quotes whole programs at times.
+    return FromPluginError(
+        absl::Status(status.code(), absl::StrCat(status.message().substr(0, limits::kCompileErrorBytesMax), " ... (cut)")),
+        context);
+  }
+  return FromPluginError(status, context);
+}
+
+}  // namespace landbridge

@@ -1,0 +1,13 @@
+// What a plugin's error in compiling or loading becomes for the user.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace landbridge {
+
+// UNIMPLEMENTED naming the target where a custom call has no handler here (XLA says NOT_FOUND, which pathwaysutils
+// takes for a lost slice); else FromPluginError of base/status.h. Texts are cut at kCompileErrorBytesMax.
+absl::Status FromCompileError(const absl::Status& status, absl::string_view context);
+
+}  // namespace landbridge

@@ -1,0 +1,28 @@
+// Loading a sealed program on devices of this process.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "compiler/envelope.h"
+#include "pjrt/client.h"
+#include "proto/landbridge/executable.pb.h"
+
+namespace landbridge {
+
+struct LoadedProgram {
+  ExecutableInfo info;
+  std::unique_ptr<pjrt::LoadedExecutable> executable;
+};
+
+// `device_ordinals`: index into client.devices() for each logical device (replica-major, then partition), all
+// different; any order. Portable programs take none or one (it is not used: name the device at each launch).
+// Wrong counts, duplicates and unknown ordinals are refused here (INVALID_ARGUMENT): the plugin aborts on them.
+// Safe to call from several threads. Missing custom-call handlers: UNIMPLEMENTED naming the target.
+absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
+                                           absl::Span<const int> device_ordinals);
+
+}  // namespace landbridge

@@ -1,0 +1,16 @@
+// Everything that is known about a compiled program, taken once.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "compiler/options.h"
+#include "pjrt/executable.h"
+#include "proto/landbridge/executable.pb.h"
+
+namespace landbridge {
+
+// What the plugin does not know is left out; only an inconsistent or unreadable program is an error.
+absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& executable, const NormalizedOptions& options);
+
+}  // namespace landbridge

@@ -1,0 +1,32 @@
+// Compile options as a client sends them, made fit for compiling away from its devices.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/xla/compile_options.pb.h"
+
+namespace landbridge {
+
+struct NormalizedOptions {
+  xla::CompileOptionsProto proto;
+  int num_replicas = 1;
+  int num_partitions = 1;
+  int num_devices() const { return num_replicas * num_partitions; }
+};
+
+// Replaces any device assignment by 0..n-1 (programs of one device become portable instead), unsets the device
+// ordinal, and drops what names things of the client's machine (dump folders, process indices). INVALID_ARGUMENT
+// for bytes that are no options, for more than kCompileDevicesMax devices, and for tupled arguments.
+absl::StatusOr<NormalizedOptions> NormalizeOptions(absl::string_view client_options);
+
+// The same bytes for equal options, map entries in order.
+std::string SerializeDeterministic(const google::protobuf::MessageLite& message);
+
+// Puts `device_ids` (replica-major, then partition) into the options as their assignment.
+void SetDeviceAssignment(xla::CompileOptionsProto& options, int num_replicas, int num_partitions,
+                         absl::Span<const int> device_ids);
+
+}  // namespace landbridge

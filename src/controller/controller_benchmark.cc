@@ -1,0 +1,126 @@
+// The controller alone: what one call costs the proxy's loop thread, and what an array costs in memory.
+#include <benchmark/benchmark.h>
+#include <malloc.h>
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "controller/controller.h"
+
+namespace landbridge {
+namespace {
+
+// Ends every node at once, as a worker would that is always faster.
+class NullSink : public ControllerSink {
+ public:
+  void SendToWorker(Incarnation, WorkerOp op) override {
+    if (op.has_launch()) ended.push_back(op.launch().ticket());
+    if (op.has_upload()) ended.push_back(op.upload().ticket());
+  }
+  void Resolve(RequestId, const absl::Status&) override {}
+  void ResolveRead(RequestId, absl::StatusOr<ReadResult>) override {}
+  void ResolveExplain(RequestId, std::string) override {}
+  void ServeHostBuffer(uint64_t, std::vector<Incarnation>) override {}
+  void WantHostBytes(uint64_t) override {}
+  void DropHostBuffer(uint64_t) override {}
+  void ServeExecutable(Incarnation, ExecutableId, std::shared_ptr<const std::string>) override {}
+  void StopServingExecutable(Incarnation, ExecutableId) override {}
+  void PauseSession(SessionId, bool) override {}
+  std::vector<uint64_t> ended;
+};
+
+struct Bench {
+  explicit Bench(int devices, int parameters) : controller({.space = 1}, &sink) {
+    std::vector<VirtualDevice> all;
+    for (int i = 0; i < devices; ++i) {
+      all.push_back({DeviceId(i), SlotId{SliceId(0), 0}, static_cast<uint32_t>(i)});
+      ids.push_back(DeviceId(i));
+    }
+    controller.DeclareDevices(std::move(all));
+    controller.OnWorkerUp(SlotId{SliceId(0), 0}, Incarnation(7), "address", "worker", 0);
+    controller.OpenSession(SessionId(1));
+    auto program = std::make_shared<ProgramImage>();
+    program->envelope = std::make_shared<const std::string>("bytes");
+    program->info.set_num_devices(devices);
+    auto tensor = [&](TensorInfo* info) {
+      info->set_dtype(static_cast<int>(DType::kF32));
+      info->add_device_dims(8);
+      info->add_global_dims(8);
+      info->set_device_bytes(32);
+      info->mutable_sharding()->set_type(xla::OpSharding::REPLICATED);
+    };
+    for (int i = 0; i < parameters; ++i) tensor(program->info.add_parameters());
+    tensor(program->info.add_outputs());
+    executable = controller.AddExecutable(SessionId(1), program, ids).value();
+    spec.dtype = DType::kF32;
+    spec.dims = {8};
+    spec.sharding = Sharding::FullyReplicated(ids, MemoryKind::kDevice).value();
+  }
+  ArrayId Upload() {
+    HostShard shard;
+    for (uint32_t i = 0; i < ids.size(); ++i) shard.shards.push_back(i);
+    shard.key = ++key;
+    shard.image_bytes = 32;
+    shard.bytes = std::make_shared<const std::string>(32, 'x');
+    return controller.MakeFromHost(SessionId(1), spec, {std::move(shard)}, 0, 0).value();
+  }
+  void EndAll() {
+    WorkerReport report;
+    for (uint64_t ticket : sink.ended) report.mutable_progress()->add_tickets(ticket);
+    sink.ended.clear();
+    controller.OnReport(Incarnation(7), report, 0);
+  }
+  NullSink sink;
+  Controller controller;
+  std::vector<DeviceId> ids;
+  ExecutableId executable;
+  ArraySpec spec;
+  uint64_t key = 0;
+};
+
+// out = f(out, b, c, d); the old one is released. Reports come in batches of 64.
+void BM_ChainedExecute(benchmark::State& state) {
+  Bench bench(static_cast<int>(state.range(0)), static_cast<int>(state.range(1)));
+  ExecuteArgs args;
+  args.executable = bench.executable;
+  for (int i = 0; i < state.range(1); ++i) args.args.push_back(bench.Upload());
+  bench.EndAll();
+  for (auto _ : state) {
+    ExecuteResult result = bench.controller.Execute(SessionId(1), args, 5, 0).value();
+    bench.controller.Release(SessionId(1), args.args[0]);
+    args.args[0] = result.outputs[0];
+    if (bench.sink.ended.size() >= 64) bench.EndAll();
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK(BM_ChainedExecute)->Args({1, 1})->Args({1, 4})->Args({4, 4})->Args({8, 100});
+
+// The same amid 200,000 other arrays.
+void BM_ExecuteAmidMany(benchmark::State& state) {
+  Bench bench(1, 4);
+  const size_t before = mallinfo2().uordblks;
+  std::vector<ArrayId> held;
+  for (int i = 0; i < 200'000; ++i) {
+    held.push_back(bench.Upload());
+    if (bench.sink.ended.size() >= 64) bench.EndAll();
+  }
+  bench.EndAll();
+  state.counters["bytes_per_array"] = static_cast<double>(mallinfo2().uordblks - before) / 200'000 - 8;
+  ExecuteArgs args;
+  args.executable = bench.executable;
+  size_t next = 0;
+  args.args = {held[0], held[1], held[2], held[3]};
+  for (auto _ : state) {
+    for (ArrayId& arg : args.args) arg = held[(next += 7919) % held.size()];
+    ExecuteResult result = bench.controller.Execute(SessionId(1), args, 5, 0).value();
+    bench.controller.Release(SessionId(1), result.outputs[0]);
+    if (bench.sink.ended.size() >= 64) bench.EndAll();
+  }
+}
+BENCHMARK(BM_ExecuteAmidMany);
+
+}  // namespace
+}  // namespace landbridge
+
+BENCHMARK_MAIN();

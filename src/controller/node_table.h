@@ -1,0 +1,90 @@
+// Launches, uploads and makes that have not ended, and tickets.
+//
+// Thread-safety: none; part of the controller's state machine.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "base/time.h"
+#include "controller/cluster_table.h"
+
+namespace landbridge::ctl {
+
+struct Node {
+  Life* life = nullptr;
+  SessionId session;
+  absl::InlinedVector<ArrayId, 2> makes;  // groups ...
+  std::vector<uint32_t> shards;           // ... and which shards of them; empty: all
+  absl::Status error;                     // that is known
+  bool sent = false;
+  TimeNs since = 0;
+};
+
+class NodeTable {
+ public:
+  static constexpr size_t kFailedKept = 65'536;
+
+  Ticket NextTicket() { return Ticket(next_++); }
+  bool Issued(Ticket ticket) const { return ticket.valid() && ticket.value() < next_; }
+
+  Node& Add(Ticket ticket, Node node) { return nodes_.emplace(ticket, std::move(node)).first->second; }
+  Node* Find(Ticket ticket) {
+    auto it = nodes_.find(ticket);
+    return it == nodes_.end() ? nullptr : &it->second;
+  }
+  const Node* Find(Ticket ticket) const { return const_cast<NodeTable*>(this)->Find(ticket); }
+  void Erase(Ticket ticket) { nodes_.erase(ticket); }
+  size_t size() const { return nodes_.size(); }
+
+  // Ascending tickets of those that `pick(node)`.
+  template <typename Pick>
+  std::vector<Ticket> Select(Pick pick) const {
+    std::vector<Ticket> tickets;
+    for (const auto& [ticket, node] : nodes_) {
+      if (pick(node)) tickets.push_back(ticket);
+    }
+    std::sort(tickets.begin(), tickets.end());
+    return tickets;
+  }
+
+  // How launches ended that failed: the latest ones, so that a late question has its answer.
+  void KeepFailure(Ticket ticket, SessionId session, const absl::Status& error) {
+    if (!failed_.emplace(ticket, std::make_pair(session, error)).second) return;
+    failed_order_.push_back(ticket);
+    if (failed_order_.size() > kFailedKept) {
+      failed_.erase(failed_order_.front());
+      failed_order_.pop_front();
+    }
+  }
+  absl::Status Failure(Ticket ticket, SessionId session) const {
+    auto it = failed_.find(ticket);
+    return it == failed_.end() || it->second.first != session ? absl::OkStatus() : it->second.second;
+  }
+  void ForgetFailures(SessionId session) {
+    std::deque<Ticket> kept;
+    for (Ticket ticket : failed_order_) {
+      auto it = failed_.find(ticket);
+      if (it->second.first == session) {
+        failed_.erase(it);
+      } else {
+        kept.push_back(ticket);
+      }
+    }
+    failed_order_ = std::move(kept);
+  }
+
+ private:
+  uint64_t next_ = 1;
+  absl::flat_hash_map<Ticket, Node> nodes_;
+  absl::flat_hash_map<Ticket, std::pair<SessionId, absl::Status>> failed_;
+  std::deque<Ticket> failed_order_;
+};
+
+}  // namespace landbridge::ctl

@@ -1,0 +1,114 @@
+#include "controller/op_refs.h"
+
+namespace landbridge::ctl {
+namespace {
+
+// Programs are ordered like buffers: loaded before launches, unloaded after them.
+uint64_t ProgramKey(uint64_t executable) { return executable | uint64_t{1} << 63; }
+
+}  // namespace
+
+OpRefs RefsOf(const WorkerOp& op) {
+  OpRefs refs;
+  switch (op.op_case()) {
+    case WorkerOp::kLaunch: {
+      const Launch& launch = op.launch();
+      int next_donated = 0;
+      for (int i = 0; i < launch.args_size(); ++i) {
+        const bool donated =
+            next_donated < launch.donated_size() && launch.donated(next_donated) == static_cast<uint32_t>(i);
+        if (donated) ++next_donated;
+        auto& list = donated ? refs.ends : refs.uses;
+        const LaunchArg& arg = launch.args(i);
+        if (arg.shards_size() == 0) list.push_back(arg.array());
+        for (const BufferRefProto& shard : arg.shards()) {
+          if (list.empty() || list.back() != shard.array()) list.push_back(shard.array());
+        }
+      }
+      for (uint64_t output : launch.outputs()) refs.makes.push_back(output);
+      refs.uses.push_back(ProgramKey(launch.executable()));
+      break;
+    }
+    case WorkerOp::kLoad:
+      refs.makes.push_back(ProgramKey(op.load().executable()));
+      break;
+    case WorkerOp::kUnload:
+      refs.ends.push_back(ProgramKey(op.unload().executable()));
+      break;
+    case WorkerOp::kUpload:
+      for (const Target& target : op.upload().targets()) refs.makes.push_back(target.ref().array());
+      break;
+    case WorkerOp::kMake:
+      for (const MakeBuffer& buffer : op.make().buffers()) {
+        refs.makes.push_back(buffer.target().ref().array());
+        for (const Piece& piece : buffer.pieces()) {
+          if (piece.has_local()) refs.uses.push_back(piece.local().array());
+        }
+      }
+      break;
+    case WorkerOp::kPublish:
+      refs.uses.push_back(op.publish().ref().array());
+      break;
+    case WorkerOp::kRead:
+      refs.uses.push_back(op.read().ref().array());
+      break;
+    case WorkerOp::kWatch:
+      for (uint64_t array : op.watch().arrays()) refs.uses.push_back(array);
+      for (const BufferRefProto& shard : op.watch().shards()) refs.uses.push_back(shard.array());
+      break;
+    case WorkerOp::kDelete:
+      for (uint64_t array : op.delete_().arrays()) refs.ends.push_back(array);
+      for (const BufferRefProto& shard : op.delete_().shards()) refs.ends.push_back(shard.array());
+      break;
+    case WorkerOp::kPoison:
+      for (const Target& target : op.poison().targets()) refs.makes.push_back(target.ref().array());
+      break;
+    default:
+      break;
+  }
+  return refs;
+}
+
+bool IsNode(const WorkerOp& op) {
+  return op.has_launch() || op.has_upload() || op.has_make();
+}
+
+Ticket TicketOf(const WorkerOp& op) {
+  switch (op.op_case()) {
+    case WorkerOp::kLaunch: return Ticket(op.launch().ticket());
+    case WorkerOp::kUpload: return Ticket(op.upload().ticket());
+    case WorkerOp::kMake: return Ticket(op.make().ticket());
+    case WorkerOp::kPublish: return Ticket(op.publish().ticket());
+    default: return Ticket();
+  }
+}
+
+void HeldRefs::Add(const OpRefs& refs) {
+  for (uint64_t array : refs.makes) ++held_[array].makes;
+  for (uint64_t array : refs.uses) ++held_[array].uses;
+}
+
+void HeldRefs::Remove(const OpRefs& refs) {
+  auto drop = [this](uint64_t array, int Count::*what) {
+    auto it = held_.find(array);
+    if (it == held_.end()) return;
+    --(it->second.*what);
+    if (it->second.makes <= 0 && it->second.uses <= 0) held_.erase(it);
+  };
+  for (uint64_t array : refs.makes) drop(array, &Count::makes);
+  for (uint64_t array : refs.uses) drop(array, &Count::uses);
+}
+
+bool HeldRefs::MustFollow(const OpRefs& refs) const {
+  if (held_.empty()) return false;
+  for (uint64_t array : refs.uses) {
+    auto it = held_.find(array);
+    if (it != held_.end() && it->second.makes > 0) return true;
+  }
+  for (uint64_t array : refs.ends) {
+    if (held_.contains(array)) return true;
+  }
+  return false;
+}
+
+}  // namespace landbridge::ctl

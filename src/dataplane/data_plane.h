@@ -1,0 +1,171 @@
+// Bytes between processes: whoever needs them pulls them straight into its own memory.
+//
+// A process *publishes* a source under a key that is never re-used; a peer *pulls* a span of it. Control
+// messages elsewhere say who pulls what; this room moves it, in chunks, fairly, and never writes into memory
+// whose pull has been reported done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/ids.h"
+
+namespace landbridge::dataplane {
+
+// A process is named by the random number of its life, so a restarted one is another peer.
+using PeerId = Incarnation;
+
+LANDBRIDGE_DEFINE_ID(PullId, "pull", uint64_t);
+
+// Names published bytes. `space` is the life that made it (a proxy's incarnation, a grant's count), `id` a
+// transfer, read, upload or executable within it.
+struct Key {
+  uint64_t space = 0;
+  uint64_t id = 0;
+
+  std::string ToString() const { return absl::StrCat("key ", space, "/", id); }
+  friend bool operator==(const Key&, const Key&) = default;
+  friend auto operator<=>(const Key&, const Key&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Key& key) {
+    return H::combine(std::move(h), key.space, key.id);
+  }
+};
+
+// Bytes that stay valid and unchanged for as long as `owner` is held.
+struct Chunk {
+  const void* data = nullptr;
+  uint64_t size = 0;
+  std::shared_ptr<const void> owner;
+};
+
+using ReadDone = std::function<void(absl::StatusOr<Chunk>)>;
+
+// What a key stands for. Implemented by who has the bytes, or will have them.
+//
+// Thread-safety: Read is called on the data plane's progress thread, many reads may be open at once and in
+// any order of offsets; it must not block.
+class Source {
+ public:
+  virtual ~Source() = default;
+  // Total bytes. Constant. Pulls beyond it are refused.
+  virtual uint64_t size() const = 0;
+  // Calls done exactly once, now or later, from any thread, with exactly `size` bytes from `offset` on. Bytes
+  // that are not there yet (a client's upload that still streams in) just answer later.
+  virtual void Read(uint64_t offset, uint64_t size, ReadDone done) = 0;
+};
+
+// A source over memory that is there already.
+std::shared_ptr<Source> MakeSpanSource(absl::Span<const std::byte> bytes, std::shared_ptr<const void> owner);
+
+// 128 bits that all processes of a cluster (or grant) share; messages with another token are dropped.
+struct Token {
+  uint64_t high = 0;
+  uint64_t low = 0;
+};
+
+// Who may pull a key. Runs on the progress thread; must be quick and must not call the data plane.
+using Authorizer = std::function<bool(PeerId peer, const Key& key)>;
+
+struct PublishOptions {
+  // Valid: only this peer may pull. None: every peer that the authorizer lets through.
+  PeerId allowed_peer;
+};
+
+// Payload bytes only. Monotonic for the life of the data plane; kept for closed peers too (the last
+// limits::kTransferClosedPeersMax of them).
+struct PeerBytes {
+  PeerId peer;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
+struct DataPlaneStats {
+  std::vector<PeerBytes> peers;       // in order of peer id
+  uint64_t bytes_sent = 0;            // over all peers, forgotten ones included
+  uint64_t bytes_received = 0;
+  uint64_t pulls_open = 0;            // done not called yet, quarantined ones included
+  uint64_t pulls_quarantined = 0;     // failed or cancelled, a chunk may still land
+  uint64_t reads_waiting = 0;         // peers' requests for keys that are not published yet
+  uint64_t sends_in_flight = 0;       // chunks that a peer is fetching
+  uint64_t keys_published = 0;
+  uint64_t messages_dropped = 0;      // stale, malformed, unknown peer or token
+};
+
+// Thread-safety: all methods may be called from any thread, also from the callbacks. They do not block and
+// never call back from inside. Callbacks (done, quiescent, Source::Read, authorizer, peer_failed) run on the
+// progress thread, one at a time: keep them short, hand real work to another thread.
+//
+// Order: calls of one thread take effect in their order, so Publish then Unpublish is what it says.
+class DataPlane {
+ public:
+  virtual ~DataPlane() = default;
+
+  virtual PeerId self() const = 0;
+  // What peers need to reach this one: hand it over by any means. No secret in it.
+  virtual std::string address() const = 0;
+
+  // Makes a peer known. Needed on both ends: a request from a process that is not known yet is held back
+  // (bounded) until it is. INVALID_ARGUMENT for an address that is not one of ours or names another life;
+  // FAILED_PRECONDITION for a peer that was closed: a life does not come back. Adding twice is fine.
+  virtual absl::Status AddPeer(PeerId peer, absl::string_view address) = 0;
+
+  // Gives the peer up for good. Every pull from it ends with `why` (once nothing can land any more: the
+  // endpoint is force-closed, which bounds that), its requests are dropped, and whatever it still sends is.
+  virtual void ClosePeer(PeerId peer, absl::Status why) = 0;
+
+  // Keys are never re-used; publishing one twice is our own mistake and fails its pulls with INTERNAL.
+  virtual void Publish(Key key, std::shared_ptr<Source> source, PublishOptions options = {}) = 0;
+  void PublishSpan(Key key, absl::Span<const std::byte> bytes, std::shared_ptr<const void> owner,
+                   PublishOptions options = {}) {
+    Publish(key, MakeSpanSource(bytes, std::move(owner)), options);
+  }
+
+  // From now on requests for `key` are answered with `why` (not OK), also when it was never published: this is
+  // how a source says that it will never have the bytes. Remembered for the last
+  // limits::kTransferTombstonesMax keys. `quiescent` (may be empty) runs when no peer reads a chunk of it any
+  // more: each fetch in flight has completed, or its endpoint is closed.
+  virtual void Unpublish(Key key, absl::Status why, std::function<void()> quiescent = {}) = 0;
+
+  // Unpublishes every key of a space and answers all its later requests with `why`: one entry for a fenced
+  // grant or a dead proxy, instead of one per key.
+  virtual void CloseSpace(uint64_t space, absl::Status why, std::function<void()> quiescent = {}) = 0;
+
+  // Fetches [offset, offset + size) of the peer's key into dst. done is called exactly once, and after it no
+  // byte lands in dst any more; until then dst must stay valid (let done own it). Waits at the source while
+  // the key is not published. UNAVAILABLE: the connection broke (the peer may live; pull again, or ClosePeer
+  // when the control plane knows better); everything else is the source's own answer.
+  virtual PullId Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
+                      std::function<void(absl::Status)> done) = 0;
+
+  // The pull's done is called with `why`, at once or (quarantine) when its chunks in flight have landed; a
+  // peer that never lets them land must be closed. Does nothing for a pull that is done.
+  virtual void Cancel(PullId pull, absl::Status why) = 0;
+
+  virtual DataPlaneStats Stats() const = 0;
+
+  // Ends every pull with FAILED_PRECONDITION, runs every outstanding quiescent, closes all endpoints, joins the
+  // progress thread. Blocks; not from a callback. Afterwards all methods are harmless; a Pull is answered with
+  // FAILED_PRECONDITION at once, from inside (the one exception to "never call back").
+  virtual void Shutdown() = 0;
+};
+
+struct DataPlaneOptions {
+  PeerId self;                 // valid, random
+  Token token;
+  Authorizer authorizer;       // empty: every known peer may pull every key
+  // A connection broke by itself (peer killed, network). Its pulls have been failed with UNAVAILABLE.
+  std::function<void(PeerId, absl::Status)> peer_failed;
+};
+
+}  // namespace landbridge::dataplane

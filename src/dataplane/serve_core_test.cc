@@ -1,0 +1,200 @@
+#include "dataplane/serve_core.h"
+
+#include <string>
+#include <vector>
+
+#include "base/limits.h"
+#include "gtest/gtest.h"
+
+namespace landbridge::dataplane {
+namespace {
+
+constexpr PeerId kSelf(1), kPeer(2), kOther(3);
+
+class FakeSource final : public Source {
+ public:
+  explicit FakeSource(uint64_t size) : size_(size) {}
+  uint64_t size() const override { return size_; }
+  void Read(uint64_t, uint64_t, ReadDone) override { ADD_FAILURE() << "the core only records"; }
+
+ private:
+  const uint64_t size_;
+};
+
+class ServeCoreTest : public testing::Test {
+ protected:
+  void Drain() {
+    for (Action& action : core_.TakeActions()) {
+      if (auto* a = std::get_if<SendMessage>(&action)) {
+        EXPECT_EQ(a->message.type, MessageType::kRefuse);
+        refusals_.push_back({a->peer, absl::Status(static_cast<absl::StatusCode>(a->message.code), a->text)});
+      }
+      if (auto* a = std::get_if<StartRead>(&action)) reads_.push_back(std::move(*a));
+      if (auto* a = std::get_if<SendChunk>(&action)) sends_.push_back(std::move(*a));
+      if (auto* a = std::get_if<RunQuiescent>(&action)) a->quiescent();
+    }
+  }
+  void Publish(Key key, uint64_t size, PeerId allowed = PeerId()) {
+    core_.Publish(key, std::make_shared<FakeSource>(size), allowed);
+    Drain();
+  }
+  void Request(PeerId peer, Key key, uint64_t size, uint64_t offset = 0, PullId pull = PullId()) {
+    Message m;
+    m.key = key;
+    m.offset = offset;
+    m.size = size;
+    m.end = offset + size;
+    m.pull = pull.valid() ? pull : PullId(next_pull_++);
+    core_.OnRequest(peer, m, true);
+    Drain();
+  }
+  void AnswerRead(size_t index = 0) {
+    const StartRead read = reads_.at(index);
+    reads_.erase(reads_.begin() + static_cast<std::ptrdiff_t>(index));
+    core_.OnReadDone(read.serve, Chunk{this, read.size, nullptr});
+    Drain();
+  }
+  void Sent(size_t index = 0) {
+    const ServeId serve = sends_.at(index).serve;
+    sends_.erase(sends_.begin() + static_cast<std::ptrdiff_t>(index));
+    core_.OnSent(serve, absl::OkStatus());
+    Drain();
+  }
+
+  ServeCore core_{kSelf};
+  uint64_t next_pull_ = 1;
+  std::vector<std::pair<PeerId, absl::Status>> refusals_;
+  std::vector<StartRead> reads_;
+  std::vector<SendChunk> sends_;
+};
+
+TEST_F(ServeCoreTest, ServesInOrderOfPublication) {
+  Request(kPeer, {1, 1}, 100);
+  Request(kPeer, {1, 1}, 50, 50);
+  EXPECT_EQ(core_.waiting(), 2u);
+  EXPECT_TRUE(reads_.empty());
+  Publish({1, 1}, 100);
+  EXPECT_EQ(core_.waiting(), 0u);
+  ASSERT_EQ(reads_.size(), 2u);
+  EXPECT_EQ(reads_[0].size, 100u);
+  EXPECT_EQ(reads_[1].offset, 50u);
+  AnswerRead(1);
+  ASSERT_EQ(sends_.size(), 1u);
+  EXPECT_EQ(sends_[0].message.offset, 50u);
+  EXPECT_TRUE(sends_[0].small);
+  Sent();
+  AnswerRead();
+  Sent();
+  EXPECT_EQ(core_.requests(), 0u);
+}
+
+TEST_F(ServeCoreTest, QuiescentWaitsForReadsAndSends) {
+  Publish({1, 1}, 1000);
+  Request(kPeer, {1, 1}, 100);
+  Request(kPeer, {1, 1}, 200);
+  Request(kOther, {1, 1}, 300);
+  AnswerRead();  // sending
+  int quiescent = 0;
+  core_.Unpublish({1, 1}, absl::DataLossError("gone"), [&] { ++quiescent; });
+  Drain();
+  EXPECT_EQ(refusals_.size(), 2u);  // the reading ones
+  EXPECT_EQ(refusals_[0].second, absl::DataLossError("gone"));
+  AnswerRead();
+  AnswerRead();
+  EXPECT_TRUE(sends_.size() == 1u) << "bytes read after Unpublish are not sent";
+  EXPECT_EQ(quiescent, 0);
+  Sent();
+  EXPECT_EQ(quiescent, 1);
+  EXPECT_EQ(core_.requests(), 0u);
+}
+
+TEST_F(ServeCoreTest, PeerDownDropsWhatIsNotOnItsWay) {
+  Publish({1, 1}, 1000);
+  Request(kPeer, {1, 1}, 100);
+  Request(kPeer, {1, 2}, 100);  // waits
+  Request(kOther, {1, 2}, 100);
+  AnswerRead();
+  EXPECT_TRUE(core_.OnPeerDown(kPeer));
+  EXPECT_FALSE(core_.OnPeerDown(PeerId(77)));
+  Drain();
+  EXPECT_EQ(core_.waiting(), 1u);
+  EXPECT_EQ(core_.sends(), 1u);
+  Sent();
+  EXPECT_EQ(core_.sends(), 0u);
+  EXPECT_EQ(core_.requests(), 1u);
+}
+
+TEST_F(ServeCoreTest, ForgetDropsThePullsRequestsOnly) {
+  Request(kPeer, {1, 1}, 100, 0, PullId(500));
+  Request(kPeer, {1, 1}, 100, 100, PullId(500));
+  Request(kPeer, {1, 1}, 100, 0, PullId(501));
+  core_.OnForget(kOther, PullId(500));
+  EXPECT_EQ(core_.waiting(), 3u);
+  core_.OnForget(kPeer, PullId(500));
+  EXPECT_EQ(core_.waiting(), 1u);
+}
+
+TEST_F(ServeCoreTest, SmallSendsHaveALaneOfTheirOwn) {
+  const uint64_t big = limits::kTransferSmallBytesMax + 1;
+  Publish({1, 1}, big);
+  for (size_t i = 0; i < limits::kTransferSendsPerPeerMax + 5; ++i) {
+    Request(kPeer, {1, 1}, big);
+    AnswerRead();
+  }
+  EXPECT_EQ(sends_.size(), limits::kTransferSendsPerPeerMax);
+  Request(kPeer, {1, 1}, 10);
+  AnswerRead();
+  ASSERT_EQ(sends_.size(), limits::kTransferSendsPerPeerMax + 1);
+  EXPECT_TRUE(sends_.back().small);
+  Sent();
+  EXPECT_EQ(sends_.size(), limits::kTransferSendsPerPeerMax + 1);  // the next bulk one took its place
+  EXPECT_FALSE(sends_.back().small);
+}
+
+TEST_F(ServeCoreTest, LimitsAreHit) {
+  Publish({1, 1}, 1000);
+  for (size_t i = 0; i < limits::kTransferReadsPerPeerMax + 3; ++i) Request(kPeer, {1, 1}, 10);
+  EXPECT_EQ(reads_.size(), limits::kTransferReadsPerPeerMax);
+  Request(kOther, {1, 1}, 10);  // other peers have slots of their own
+  EXPECT_EQ(reads_.size(), limits::kTransferReadsPerPeerMax + 1);
+  for (size_t i = core_.requests(); i < limits::kTransferRequestsPerPeerMax + 1; ++i) Request(kPeer, {1, 2}, 10);
+  EXPECT_TRUE(refusals_.empty());
+  Request(kPeer, {1, 2}, 10);
+  ASSERT_EQ(refusals_.size(), 1u);
+  EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kResourceExhausted);
+  // One pull cannot flood either.
+  for (size_t i = 0; i < 2 * limits::kTransferChunksPerPullMax + 1; ++i) Request(kOther, {1, 3}, 10, i, PullId(9999999));
+  ASSERT_EQ(refusals_.size(), 2u);
+  EXPECT_EQ(refusals_[1].second.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ServeCoreTest, TombstonesAreBounded) {
+  for (uint64_t i = 0; i < limits::kTransferTombstonesMax + 10; ++i) {
+    core_.Unpublish({1, i}, absl::AbortedError("no"), {});
+  }
+  EXPECT_EQ(core_.tombstones(), limits::kTransferTombstonesMax);
+  Request(kPeer, {1, limits::kTransferTombstonesMax + 9}, 10);
+  ASSERT_EQ(refusals_.size(), 1u);
+  EXPECT_EQ(refusals_[0].second, absl::AbortedError("no"));
+}
+
+TEST_F(ServeCoreTest, PublishedTwiceFailsLoudly) {
+  Publish({1, 1}, 10);
+  Publish({1, 1}, 10);
+  Request(kPeer, {1, 1}, 10);
+  ASSERT_EQ(refusals_.size(), 1u);
+  EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(ServeCoreTest, WaitingRequestsAreAdmittedWhenTheKeyComes) {
+  Request(kPeer, {1, 1}, 100);
+  Request(kOther, {1, 1}, 10);
+  Publish({1, 1}, 50, kPeer);
+  ASSERT_EQ(refusals_.size(), 2u);
+  EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kInvalidArgument);    // beyond its end
+  EXPECT_EQ(refusals_[1].second.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(core_.requests(), 0u);
+}
+
+}  // namespace
+}  // namespace landbridge::dataplane

@@ -1,0 +1,129 @@
+// The thin shell around the two state machines: commands in, actions out, over any transport.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "dataplane/data_plane.h"
+#include "dataplane/pull_core.h"
+#include "dataplane/serve_core.h"
+#include "dataplane/transport.h"
+
+namespace landbridge::dataplane {
+
+// Thread-safety: the DataPlane part from any thread; the TransportEvents part on the progress thread, which
+// alone owns the cores.
+class TransferPlane final : public DataPlane, private TransportEvents {
+ public:
+  // Starts the transport.
+  static absl::StatusOr<std::unique_ptr<DataPlane>> Make(DataPlaneOptions options,
+                                                         std::unique_ptr<Transport> transport);
+  ~TransferPlane() override;
+
+  PeerId self() const override { return options_.self; }
+  std::string address() const override { return address_; }
+  absl::Status AddPeer(PeerId peer, absl::string_view address) override;
+  void ClosePeer(PeerId peer, absl::Status why) override;
+  void Publish(Key key, std::shared_ptr<Source> source, PublishOptions options) override;
+  void Unpublish(Key key, absl::Status why, std::function<void()> quiescent) override;
+  void CloseSpace(uint64_t space, absl::Status why, std::function<void()> quiescent) override;
+  PullId Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
+              std::function<void(absl::Status)> done) override;
+  void Cancel(PullId pull, absl::Status why) override;
+  DataPlaneStats Stats() const override;
+  void Shutdown() override;
+
+ private:
+  using Command = std::function<void()>;
+
+  // Commands from other threads. Outlives the plane: a source may answer after Shutdown, into nothing.
+  struct Mailbox {
+    absl::Mutex mutex;
+    std::vector<Command> commands ABSL_GUARDED_BY(mutex);
+    Transport* transport ABSL_GUARDED_BY(mutex) = nullptr;  // null: closed
+    std::atomic<bool> pending = false;
+    // False when closed.
+    bool Post(Command command);
+  };
+  struct Counters {
+    std::atomic<uint64_t> sent{0};
+    std::atomic<uint64_t> received{0};
+  };
+  struct Peer {  // progress thread
+    std::string address;
+    bool connected = false;
+    std::shared_ptr<Counters> counters;
+  };
+  struct PeerRecord {  // any thread
+    bool closed = false;
+    std::shared_ptr<Counters> counters;
+  };
+
+  TransferPlane(DataPlaneOptions options, std::unique_ptr<Transport> transport);
+
+  void OnMessage(const Message& message, absl::Span<const std::byte> payload) override;
+  bool OnOffer(const Message& message, uint64_t length, OfferId offer) override;
+  void OnLanded(ReceiveId receive, PeerId peer, uint64_t bytes, const absl::Status& status) override;
+  void OnSent(ServeId serve, PeerId peer, uint64_t bytes, const absl::Status& status) override;
+  void OnBroken(PeerId peer, const absl::Status& status) override;
+  void OnMalformed() override { Count(dropped_); }
+  bool RunPending() override;
+  bool HasPending() override;
+
+  enum class Verdict { kAccept, kHold, kDrop };
+  Verdict Judge(const Message& message) const;
+  void HandleRequest(const Message& message);
+  bool Connected(PeerId peer);  // connects if needed
+  void GiveUp(PeerId peer, const absl::Status& why);
+  bool DrainActions();
+  void Execute(SendMessage action);
+  void Execute(SendChunk action);
+  void Execute(const StartReceive& action);
+  void Execute(const RejectOffer& action);
+  void Execute(StartRead action);
+  void Execute(FinishPull action);
+  void Execute(RunQuiescent action);
+  void FinishShutdownIfDrained();
+  void PublishGauges();
+  static void Count(std::atomic<uint64_t>& counter, uint64_t by = 1) {
+    counter.fetch_add(by, std::memory_order_relaxed);
+  }
+
+  const DataPlaneOptions options_;
+  std::unique_ptr<Transport> transport_;
+  std::string address_;
+  std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  std::atomic<uint64_t> next_pull_{1};
+
+  // Progress thread.
+  PullCore pulls_;
+  ServeCore serves_;
+  absl::flat_hash_map<PeerId, Peer> peers_;
+  absl::flat_hash_map<PeerId, std::deque<Message>> held_;  // requests of peers that nobody introduced yet
+  size_t held_count_ = 0;
+  bool shutting_down_ = false;
+  bool shutdown_finished_ = false;
+
+  mutable absl::Mutex peers_mutex_;
+  absl::flat_hash_map<PeerId, PeerRecord> records_ ABSL_GUARDED_BY(peers_mutex_);
+  std::deque<PeerId> closed_order_ ABSL_GUARDED_BY(peers_mutex_);
+  size_t open_peers_ ABSL_GUARDED_BY(peers_mutex_) = 0;
+
+  absl::Mutex shutdown_mutex_;
+  bool shut_down_ ABSL_GUARDED_BY(shutdown_mutex_) = false;
+  absl::Notification drained_;
+
+  std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0}, dropped_{0};
+  std::atomic<uint64_t> gauge_pulls_{0}, gauge_quarantined_{0}, gauge_waiting_{0}, gauge_sends_{0}, gauge_keys_{0};
+};
+
+}  // namespace landbridge::dataplane

@@ -1,0 +1,432 @@
+#include "frontdoor/ifrt_proxy/front_door.h"
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <utility>
+#include <variant>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "frontdoor/ifrt_proxy/grpc_service.h"
+#include "frontdoor/ifrt_proxy/host_buffers.h"
+#include "frontdoor/ifrt_proxy/session_core.h"
+#include "frontdoor/ifrt_proxy/session_pipe.h"
+#include "nlohmann/json.hpp"
+
+namespace landbridge {
+
+// Members marked loop belong to the loop thread.
+class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(IfrtFrontDoorOptions options, Controller* controller, Post post, CompileService* compiler,
+       dataplane::DataPlane* data_plane)
+      : options_(std::move(options)), controller_(controller), post_(std::move(post)), compiler_(compiler),
+        data_plane_(data_plane) {}
+
+  void Init() {
+    HostBuffers::Options buffers;
+    buffers.space = options_.space;
+    buffers.store_pool_bytes = options_.store_pool_bytes;
+    buffers.on_bytes = [weak = weak_from_this(), post = post_](uint64_t key, absl::StatusOr<std::string> bytes) {
+      post([weak, key, bytes = std::move(bytes)]() mutable {
+        if (auto self = weak.lock()) self->OnHostBytes(key, std::move(bytes));
+      });
+    };
+    buffers_ = HostBuffers::Create(std::move(buffers), data_plane_);
+  }
+
+  absl::StatusOr<int> Start(const std::string& listen_address);
+  void Stop();
+
+  // --- Any thread.
+  absl::StatusOr<std::shared_ptr<SessionPipe>> Open(const std::string& peer, int protocol_version);
+  void Closed(const std::shared_ptr<SessionPipe>& pipe);
+  size_t session_count() const { return session_count_.load(); }
+
+  // --- Loop.
+  void SetDevices(DeviceCatalog catalog);
+  void Record(RequestId request, std::variant<absl::Status, absl::StatusOr<ReadResult>> answer);
+  void Drain();
+  void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
+  void PauseSession(SessionId session, bool paused);
+  std::string StatusJson() const;
+
+  HostBuffers& buffers() { return *buffers_; }
+
+ private:
+  // One session on the loop.
+  struct Session final : public SessionHost {
+    Session(Impl* owner, std::shared_ptr<SessionPipe> pipe_in, std::string peer_in, SessionCore::Options core_options)
+        : door(owner), pipe(std::move(pipe_in)), peer(std::move(peer_in)),
+          core(core_options, owner->controller_, this) {}
+    void Respond(std::unique_ptr<SessionPipe::Response> response) override {
+      if (out.empty()) door->touched_.push_back(core.session());
+      out.push_back(std::move(response));
+    }
+    RequestId NewRequestId() override {
+      const RequestId id(kRequestIdBit | door->next_request_++);
+      door->requests_.emplace(id, core.session());
+      return id;
+    }
+    void Compile(uint64_t token, std::string program, std::string options) override {
+      door->StartCompile(core.session(), token, std::move(program), std::move(options));
+    }
+    absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) override {
+      return Converted(door->buffers_->Claim(core.session(), handle, expected_bytes));
+    }
+    absl::StatusOr<ClaimedUpload> ClaimString(uint64_t handle) override {
+      auto claimed = door->buffers_->ClaimWhole(core.session(), handle, limits::kStringArrayBytesMax);
+      if (claimed.ok() && claimed->bytes == nullptr) {
+        door->string_keys_.emplace(claimed->key, core.session());
+        door->wanted_strings_.push_back(claimed->key);
+      }
+      return Converted(std::move(claimed));
+    }
+    void DiscardUpload(uint64_t handle) override { door->buffers_->Discard(core.session(), handle); }
+    void DropUpload(uint64_t key) override {
+      door->string_keys_.erase(key);
+      door->buffers_->Drop(key);
+    }
+    absl::Status PutResult(uint64_t handle, RequestId read, ReadResult result) override {
+      HostBuffers::Result kept;
+      kept.bytes = result.bytes;
+      if (result.remote) {
+        kept.worker = result.worker;
+        kept.space = result.space;
+        kept.id = result.id;
+        kept.read = read;
+      } else {
+        kept.data = std::make_shared<const std::string>(std::move(result.data));
+      }
+      return door->buffers_->PutResult(core.session(), handle, std::move(kept));
+    }
+    static absl::StatusOr<ClaimedUpload> Converted(absl::StatusOr<HostBuffers::Claimed> claimed) {
+      if (!claimed.ok()) return claimed.status();
+      return ClaimedUpload{claimed->key, std::move(claimed->bytes)};
+    }
+
+    Impl* const door;
+    const std::shared_ptr<SessionPipe> pipe;
+    const std::string peer;
+    std::vector<std::unique_ptr<SessionPipe::Response>> out;
+    SessionCore core;
+  };
+
+  Session* Find(SessionId session) {
+    auto it = sessions_.find(session);
+    return it == sessions_.end() ? nullptr : it->second.get();
+  }
+  void OpenOnLoop(std::shared_ptr<SessionPipe> pipe, std::string peer, SessionCore::Options options);
+  void CloseOnLoop(SessionId session);
+  void Turn(SessionId session);
+  void StartCompile(SessionId session, uint64_t token, std::string program, std::string options);
+  void OnCompiled(SessionId session, uint64_t token, CompileResult result);
+  template <typename F>
+  void PostSelf(F run) {
+    post_([weak = weak_from_this(), run = std::move(run)]() mutable {
+      if (auto self = weak.lock()) run(*self);
+    });
+  }
+
+  const IfrtFrontDoorOptions options_;
+  Controller* const controller_;
+  const Post post_;
+  CompileService* const compiler_;
+  dataplane::DataPlane* const data_plane_;
+  std::shared_ptr<HostBuffers> buffers_;
+
+  std::unique_ptr<GrpcService> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::atomic<uint64_t> next_session_{1};
+  std::atomic<size_t> session_count_{0};
+  absl::Mutex pipes_mutex_;
+  absl::flat_hash_map<SessionId, std::shared_ptr<SessionPipe>> pipes_ ABSL_GUARDED_BY(pipes_mutex_);
+  bool stopping_ ABSL_GUARDED_BY(pipes_mutex_) = false;
+
+  // Loop.
+  struct Event {
+    RequestId request;
+    std::variant<absl::Status, absl::StatusOr<ReadResult>> answer;
+  };
+  std::unique_ptr<DeviceCatalog> catalog_;
+  uint64_t next_request_ = 1;
+  absl::flat_hash_map<RequestId, SessionId> requests_;
+  absl::flat_hash_map<uint64_t, SessionId> string_keys_;
+  std::vector<uint64_t> wanted_strings_;
+  std::vector<Event> events_;
+  bool drain_posted_ = false;
+  int depth_ = 0;                                   // inside a turn: what is recorded is worked off at its end
+  std::vector<SessionId> touched_;                  // have responses to be written
+  absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
+  uint64_t sessions_opened_ = 0, requests_seen_ = 0;
+};
+
+// ---------------------------------------------------------------- server
+
+absl::StatusOr<int> IfrtFrontDoor::Impl::Start(const std::string& listen_address) {
+  GrpcServiceHooks hooks;
+  hooks.open = [this](const std::string& peer, int version) { return Open(peer, version); };
+  hooks.closed = [this](const std::shared_ptr<SessionPipe>& pipe) { Closed(pipe); };
+  hooks.release_read = [this](RequestId read) {
+    PostSelf([read](Impl& self) { self.controller_->ReleaseRead(read); });
+  };
+  service_ = std::make_unique<GrpcService>(std::move(hooks), buffers_, data_plane_, options_.shared_directory);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(listen_address, grpc::InsecureServerCredentials(), &port);
+  builder.SetMaxReceiveMessageSize(-1);  // programs with constants are large; sizes are checked where they mean memory
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a busy port is an error
+  // Notice a dead client host; never end an idle session, and never mind a client's own pings.
+  const int keepalive_ms = static_cast<int>(limits::kClientKeepAlive / kMillisecond);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    server_.reset();
+    return absl::FailedPreconditionError(absl::StrCat("Cannot listen on ", listen_address,
+                                                      ": is the port taken, or the address not ours?"));
+  }
+  return port;
+}
+
+void IfrtFrontDoor::Impl::Stop() {
+  {
+    absl::MutexLock lock(&pipes_mutex_);
+    stopping_ = true;
+    for (auto& [session, pipe] : pipes_) pipe->Close();
+  }
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Wait();
+  server_.reset();
+}
+
+absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(const std::string& peer, int protocol_version) {
+  SessionCore::Options core;
+  core.session = SessionId(next_session_.fetch_add(1));
+  core.protocol_version = protocol_version;
+  auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
+    if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
+  });
+  {
+    absl::MutexLock lock(&pipes_mutex_);
+    if (stopping_) return absl::FailedPreconditionError("The server is stopping");
+    if (pipes_.size() >= limits::kSessionsMax) {
+      return absl::ResourceExhaustedError(absl::StrCat("This proxy has ", limits::kSessionsMax,
+                                                       " sessions already, its limit"));
+    }
+    pipes_.emplace(core.session, pipe);
+    ++session_count_;
+  }
+  core.wire_id = buffers_->OpenSession(core.session, peer);
+  PostSelf([pipe, peer, core](Impl& self) { self.OpenOnLoop(pipe, peer, core); });
+  return pipe;
+}
+
+void IfrtFrontDoor::Impl::Closed(const std::shared_ptr<SessionPipe>& pipe) {
+  {
+    absl::MutexLock lock(&pipes_mutex_);
+    if (pipes_.erase(pipe->session()) > 0) --session_count_;
+  }
+  buffers_->CloseSession(pipe->session());
+  PostSelf([session = pipe->session()](Impl& self) { self.CloseOnLoop(session); });
+}
+
+// ---------------------------------------------------------------- loop
+
+void IfrtFrontDoor::Impl::OpenOnLoop(std::shared_ptr<SessionPipe> pipe, std::string peer,
+                                     SessionCore::Options options) {
+  ++sessions_opened_;
+  controller_->OpenSession(options.session);
+  auto session = std::make_unique<Session>(this, std::move(pipe), std::move(peer), options);
+  if (catalog_ != nullptr) session->core.SetDevices(catalog_.get());
+  LogInfo("Session ", options.session.ToString(), " of ", session->peer, " opened, protocol ",
+          options.protocol_version);
+  sessions_.emplace(options.session, std::move(session));
+}
+
+void IfrtFrontDoor::Impl::CloseOnLoop(SessionId session) {
+  auto it = sessions_.find(session);
+  if (it == sessions_.end()) return;
+  std::unique_ptr<Session> gone = std::move(it->second);
+  sessions_.erase(it);
+  absl::erase_if(requests_, [session](const auto& entry) { return entry.second == session; });
+  absl::erase_if(string_keys_, [session](const auto& entry) { return entry.second == session; });
+  ++depth_;
+  controller_->CloseSession(session, absl::CancelledError("The client's session has ended"));
+  --depth_;
+  gone.reset();
+  LogInfo("Session ", session.ToString(), " closed");
+  Drain();
+}
+
+void IfrtFrontDoor::Impl::SetDevices(DeviceCatalog catalog) {
+  catalog_ = std::make_unique<DeviceCatalog>(std::move(catalog));
+  for (auto& [id, session] : sessions_) session->core.SetDevices(catalog_.get());
+  Drain();
+}
+
+void IfrtFrontDoor::Impl::Turn(SessionId id) {
+  Session* session = Find(id);
+  if (session == nullptr) return;
+  const auto requests = session->pipe->TakeRequests();
+  requests_seen_ += requests.size();
+  ++depth_;
+  for (const auto& request : requests) session->core.OnRequest(*request, options_.now());
+  --depth_;
+  Drain();
+}
+
+void IfrtFrontDoor::Impl::Record(RequestId request, std::variant<absl::Status, absl::StatusOr<ReadResult>> answer) {
+  events_.push_back({request, std::move(answer)});
+  if (depth_ > 0 || drain_posted_) return;
+  drain_posted_ = true;
+  PostSelf([](Impl& self) {
+    self.drain_posted_ = false;
+    self.Drain();
+  });
+}
+
+void IfrtFrontDoor::Impl::Drain() {
+  if (depth_ > 0) return;
+  ++depth_;
+  while (!events_.empty() || !wanted_strings_.empty()) {
+    for (uint64_t key : std::exchange(wanted_strings_, {})) buffers_->WantBytes(key);
+    for (Event& event : std::exchange(events_, {})) {
+      auto it = requests_.find(event.request);
+      if (it == requests_.end()) continue;  // its session has ended
+      Session* session = Find(it->second);
+      requests_.erase(it);
+      if (session == nullptr) continue;
+      if (auto* status = std::get_if<absl::Status>(&event.answer)) {
+        session->core.OnResolve(event.request, *status);
+      } else {
+        session->core.OnResolveRead(event.request, std::move(std::get<1>(event.answer)));
+      }
+    }
+  }
+  --depth_;
+  for (SessionId id : std::exchange(touched_, {})) {
+    Session* session = Find(id);
+    if (session != nullptr) session->pipe->PushResponses(std::exchange(session->out, {}));
+  }
+}
+
+void IfrtFrontDoor::Impl::OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes) {
+  ++depth_;
+  auto it = string_keys_.find(key);
+  if (it != string_keys_.end()) {
+    Session* session = Find(it->second);
+    string_keys_.erase(it);
+    if (session != nullptr) session->core.OnStringBytes(key, std::move(bytes));
+  } else {
+    controller_->OnHostBytes(key, std::move(bytes));
+  }
+  --depth_;
+  Drain();
+}
+
+void IfrtFrontDoor::Impl::PauseSession(SessionId session, bool paused) {
+  if (Session* found = Find(session)) found->pipe->SetPaused(paused);
+}
+
+void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::string program, std::string options) {
+  auto done = [weak = weak_from_this(), session, token](CompileResult result) {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    self->PostSelf([session, token, result = std::move(result)](Impl& door) mutable {
+      door.OnCompiled(session, token, std::move(result));
+    });
+  };
+  if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
+  CompileRequest request;
+  request.program = std::move(program);
+  request.compile_options = std::move(options);
+  compiler_->Compile(std::move(request), std::move(done));
+}
+
+void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult result) {
+  Session* session = Find(id);
+  if (session == nullptr) return;
+  absl::StatusOr<SessionCore::Compiled> compiled = result.status();
+  if (result.ok()) {
+    auto image = std::make_shared<ProgramImage>();
+    image->envelope = std::shared_ptr<const std::string>(*result, &(*result)->envelope);
+    image->sha256 = (*result)->envelope_sha256;
+    image->info = (*result)->info;
+    compiled = SessionCore::Compiled{std::move(image)};
+  }
+  ++depth_;
+  session->core.OnCompiled(token, std::move(compiled));
+  --depth_;
+  Drain();
+}
+
+std::string IfrtFrontDoor::Impl::StatusJson() const {
+  nlohmann::json json;
+  const HostBuffers::Counts buffers = buffers_->counts();
+  json["devices_known"] = catalog_ != nullptr;
+  json["sessions_opened"] = sessions_opened_;
+  json["requests"] = requests_seen_;
+  json["requests_waiting"] = requests_.size();
+  json["host_buffers"] = {{"unclaimed", buffers.unclaimed},   {"expected", buffers.expected},
+                          {"claimed", buffers.claimed},       {"results", buffers.results},
+                          {"parked_stores", buffers.parked_stores}, {"bytes_held", buffers.bytes_held}};
+  json["sessions"] = nlohmann::json::array();
+  for (const auto& [id, session] : sessions_) {
+    const SessionCore::Counts counts = session->core.counts();
+    json["sessions"].push_back({{"id", id.ToString()},
+                                {"peer", session->peer},
+                                {"arrays", counts.arrays},
+                                {"executables", counts.executables},
+                                {"futures", counts.futures},
+                                {"pending", counts.pending},
+                                {"contexts_held", counts.contexts_held},
+                                {"contexts_kept_back", counts.contexts_kept_back}});
+  }
+  return json.dump();
+}
+
+// ---------------------------------------------------------------- public
+
+IfrtFrontDoor::IfrtFrontDoor(IfrtFrontDoorOptions options, Controller* controller, Post post,
+                             CompileService* compiler, dataplane::DataPlane* data_plane)
+    : impl_(std::make_shared<Impl>(std::move(options), controller, std::move(post), compiler, data_plane)) {
+  impl_->Init();
+}
+
+IfrtFrontDoor::~IfrtFrontDoor() { impl_->Stop(); }
+
+absl::StatusOr<int> IfrtFrontDoor::Start(const std::string& listen_address) { return impl_->Start(listen_address); }
+void IfrtFrontDoor::Stop() { impl_->Stop(); }
+void IfrtFrontDoor::SetDevices(DeviceCatalog catalog) { impl_->SetDevices(std::move(catalog)); }
+void IfrtFrontDoor::OnResolve(RequestId request, const absl::Status& status) { impl_->Record(request, status); }
+void IfrtFrontDoor::OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result) {
+  impl_->Record(request, std::move(result));
+}
+void IfrtFrontDoor::ServeHostBuffer(uint64_t key, std::vector<Incarnation> workers) {
+  impl_->buffers().Serve(key, workers);
+}
+void IfrtFrontDoor::WantHostBytes(uint64_t key) { impl_->buffers().WantBytes(key); }
+void IfrtFrontDoor::DropHostBuffer(uint64_t key) { impl_->buffers().Drop(key); }
+void IfrtFrontDoor::PauseSession(SessionId session, bool paused) { impl_->PauseSession(session, paused); }
+void IfrtFrontDoor::OnWorkerLost(Incarnation worker, const absl::Status&) { impl_->buffers().OnWorkerLost(worker); }
+void IfrtFrontDoor::Drain() { impl_->Drain(); }
+std::string IfrtFrontDoor::StatusJson() const { return impl_->StatusJson(); }
+size_t IfrtFrontDoor::session_count() const { return impl_->session_count(); }
+
+}  // namespace landbridge

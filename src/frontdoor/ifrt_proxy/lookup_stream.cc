@@ -1,0 +1,238 @@
+#include "frontdoor/ifrt_proxy/lookup_stream.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/limits.h"
+#include "frontdoor/ifrt_proxy/grpc_service.h"
+
+namespace landbridge {
+namespace {
+
+namespace proxy = xla::ifrt::proxy;
+
+// `bytes data = 1` around bytes that somebody else owns.
+grpc::ByteBuffer Wrap(const char* data, size_t size, std::shared_ptr<const void> owner) {
+  uint8_t header[11];
+  size_t used = 0;
+  if (size > 0) {
+    header[used++] = 0x0a;
+    uint64_t left = size;
+    do {
+      header[used] = static_cast<uint8_t>(left & 0x7f);
+      left >>= 7;
+      if (left != 0) header[used] |= 0x80;
+      ++used;
+    } while (left != 0);
+  }
+  std::vector<grpc::Slice> slices;
+  slices.emplace_back(header, used);
+  if (size > 0) {
+    auto* hold = new std::shared_ptr<const void>(std::move(owner));
+    slices.emplace_back(
+        const_cast<char*>(data), size, [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, hold);
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+class LookupStream;
+
+// The transfer, which outlives the call while pulls are open.
+//
+// Thread-safety: any thread. What the state says to do is done after the lock is released: gRPC may run
+// destructors of slices inside StartWrite.
+class Transfer : public std::enable_shared_from_this<Transfer> {
+ public:
+  Transfer(HostBuffers::Result source, std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane,
+           LookupStream* stream)
+      : source_(std::move(source)), buffers_(std::move(buffers)), data_plane_(data_plane), stream_(stream) {}
+
+  void Pump();
+  void OnWriteDone(bool ok);
+  void OnCancel();
+
+ private:
+  struct Part {
+    uint64_t offset = 0;
+    size_t size = 0;
+    std::shared_ptr<char> memory;
+    bool ready = false;
+    dataplane::PullId pull;
+  };
+  void OnPulled(uint64_t offset, const absl::Status& status);
+  void CancelPulls();
+
+  const HostBuffers::Result source_;
+  const std::shared_ptr<HostBuffers> buffers_;
+  dataplane::DataPlane* const data_plane_;
+  LookupStream* const stream_;  // valid until Finish was called
+
+  absl::Mutex mutex_;
+  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // being pulled or ready, in order
+  uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes
+  uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
+
+class LookupStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  LookupStream(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+               std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane) {
+    Start(context, request, std::move(buffers), data_plane);
+  }
+
+  void Write(grpc::ByteBuffer message) {
+    message_ = std::move(message);
+    StartWrite(&message_);
+  }
+  void OnWriteDone(bool ok) override {
+    message_.Clear();
+    if (transfer_ != nullptr) transfer_->OnWriteDone(ok);
+  }
+  void OnCancel() override {
+    if (transfer_ != nullptr) transfer_->OnCancel();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void Start(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+             std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane) {
+    proxy::GrpcHostBufferLookupRequest message;
+    grpc::ByteBuffer copy(*request);
+    if (!grpc::SerializationTraits<proxy::GrpcHostBufferLookupRequest>::Deserialize(&copy, &message).ok()) {
+      return Finish(ToGrpc(absl::InvalidArgumentError("HostBufferLookup got a message that it cannot decode")));
+    }
+    absl::StatusOr<HostBuffers::Result> result =
+        buffers->FindResult(message.session_id(), PeerHost(context->peer()), message.handle());
+    if (!result.ok()) return Finish(ToGrpc(result.status()));
+    if (result->data != nullptr || result->bytes == 0) {
+      const char* data = result->data != nullptr ? result->data->data() : nullptr;
+      const size_t size = result->data != nullptr ? result->data->size() : 0;
+      message_ = Wrap(data, size, result->data);
+      return StartWriteAndFinish(&message_, grpc::WriteOptions(), grpc::Status::OK);
+    }
+    transfer_ = std::make_shared<Transfer>(*std::move(result), std::move(buffers), data_plane, this);
+    transfer_->Pump();
+  }
+
+  std::shared_ptr<Transfer> transfer_;
+  grpc::ByteBuffer message_;
+};
+
+void Transfer::Pump() {
+  const std::shared_ptr<Transfer> self = shared_from_this();  // Finish may end the stream, and its hold on us
+  const uint64_t total = static_cast<uint64_t>(source_.bytes);
+  for (;;) {
+    Part pull, write;
+    bool finish = false;
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finished_) return;
+      if (!error_.ok()) {
+        if (writing_) return;  // its end comes back here
+        finish = finished_ = true;
+        status = error_;
+      } else if (!writing_ && !parts_.empty() && parts_.front().ready) {
+        write = std::move(parts_.front());
+        parts_.pop_front();
+        writing_ = true;
+      } else if (!writing_ && written_ == total) {
+        finish = finished_ = true;
+      } else if (asked_ < total && parts_.size() + (writing_ ? 1 : 0) < limits::kLookupChunksInFlightMax) {
+        pull.offset = asked_;
+        pull.size = static_cast<size_t>(std::min<uint64_t>(limits::kTransferChunkBytes, total - asked_));
+        dataplane::Pool::Lease lease = buffers_->pool().TryAcquire(pull.size);
+        if (!lease) {
+          error_ = absl::ResourceExhaustedError("No memory in the proxy to read an array");
+          continue;
+        }
+        char* raw = reinterpret_cast<char*>(lease.data());
+        auto hold = std::make_shared<dataplane::Pool::Lease>(std::move(lease));
+        pull.memory = std::shared_ptr<char>(hold, raw);
+        asked_ += pull.size;
+        parts_.push_back(pull);
+      } else {
+        return;
+      }
+    }
+    if (finish) {
+      if (!status.ok()) CancelPulls();
+      return stream_->Finish(ToGrpc(status));
+    }
+    if (write.memory != nullptr) {
+      const char* data = write.memory.get();
+      stream_->Write(Wrap(data, write.size, std::move(write.memory)));
+      continue;
+    }
+    const dataplane::PullId id = data_plane_->Pull(
+        source_.worker, {source_.space, source_.id}, pull.offset, pull.memory.get(), pull.size,
+        [self, memory = pull.memory, offset = pull.offset](absl::Status done) { self->OnPulled(offset, done); });
+    absl::MutexLock lock(&mutex_);
+    for (Part& part : parts_) {
+      if (part.offset == pull.offset) part.pull = id;
+    }
+  }
+}
+
+void Transfer::OnPulled(uint64_t offset, const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    for (Part& part : parts_) {
+      if (part.offset != offset) continue;
+      part.ready = status.ok();
+      part.pull = dataplane::PullId();
+    }
+    if (!status.ok() && error_.ok()) error_ = status;
+  }
+  Pump();
+}
+
+void Transfer::OnWriteDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok && error_.ok()) error_ = absl::CancelledError("The client went away");
+    written_ = asked_;
+    for (const Part& part : parts_) written_ -= part.size;
+  }
+  Pump();
+}
+
+void Transfer::OnCancel() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (error_.ok()) error_ = absl::CancelledError("The client went away");
+  }
+  Pump();
+}
+
+void Transfer::CancelPulls() {
+  std::vector<dataplane::PullId> pulls;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Part& part : parts_) {
+      if (part.pull.valid()) pulls.push_back(part.pull);
+    }
+    parts_.clear();
+  }
+  for (dataplane::PullId pull : pulls) data_plane_->Cancel(pull, absl::CancelledError("The read was given up"));
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* NewLookupStream(grpc::CallbackServerContext* context,
+                                                            const grpc::ByteBuffer* request,
+                                                            std::shared_ptr<HostBuffers> buffers,
+                                                            dataplane::DataPlane* data_plane) {
+  return new LookupStream(context, request, std::move(buffers), data_plane);
+}
+
+}  // namespace landbridge

@@ -1,0 +1,108 @@
+#include "frontdoor/ifrt_proxy/plugin_program.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/limits.h"
+#include "nlohmann/json.hpp"
+
+namespace landbridge {
+namespace {
+
+using nlohmann::json;
+
+absl::Status Bad(absl::string_view why) { return absl::InvalidArgumentError(absl::StrCat("Bad PluginProgram: ", why)); }
+
+absl::StatusOr<Sharding::Ptr> ParseOne(const json& value) {
+  if (!value.is_object()) return Bad("a sharding is not an object");
+  auto devices = value.find("devices");
+  auto op = value.find("xla_hlo_sharding");
+  if (devices == value.end() || !devices->is_object() || op == value.end() || !op->is_string()) {
+    return Bad("a sharding needs devices and xla_hlo_sharding");
+  }
+  auto ids = devices->find("device_ids");
+  if (ids == devices->end() || !ids->is_array() || ids->size() > limits::kDevicesMax) {
+    return Bad("devices need a list device_ids");
+  }
+  std::vector<DeviceId> list;
+  for (const json& id : *ids) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
+      return Bad("device ids are non-negative integers");
+    }
+    list.push_back(DeviceId(static_cast<int32_t>(id.get<int64_t>())));
+  }
+  std::string bytes;
+  xla::OpSharding sharding;
+  if (!absl::Base64Unescape(op->get<std::string>(), &bytes) || !sharding.ParseFromString(bytes)) {
+    return Bad("xla_hlo_sharding is not the base64 form of a sharding");
+  }
+  MemoryKind memory = MemoryKind::kDevice;
+  auto kind = value.find("memory_kind");
+  if (kind != value.end() && !kind->is_null()) {
+    if (!kind->is_string()) return Bad("memory_kind is not a string");
+    absl::StatusOr<MemoryKind> parsed = ParseMemoryKind(kind->get<std::string>());
+    if (!parsed.ok()) return Bad(parsed.status().message());
+    memory = *parsed;
+  }
+  absl::StatusOr<Sharding::Ptr> made = Sharding::FromOpSharding(std::move(list), memory, sharding);
+  if (!made.ok()) return Bad(made.status().message());
+  return made;
+}
+
+absl::StatusOr<std::vector<Sharding::Ptr>> ParseList(const json& request, const char* key) {
+  auto list = request.find(key);
+  if (list == request.end() || !list->is_array()) return Bad(absl::StrCat(key, " is missing"));
+  if (list->size() > limits::kHandleIdsPerRequestMax) return Bad("too many arrays");
+  std::vector<Sharding::Ptr> shardings;
+  for (const json& one : *list) {
+    absl::StatusOr<Sharding::Ptr> sharding = ParseOne(one);
+    if (!sharding.ok()) return sharding.status();
+    shardings.push_back(*std::move(sharding));
+  }
+  return shardings;
+}
+
+// Deep nesting would exhaust the stack of a recursive reader.
+bool NestsDeeply(absl::string_view text) {
+  int depth = 0;
+  for (char c : text) {
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > 64) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::StatusOr<ReshardProgram> ParsePluginProgram(absl::string_view data) {
+  if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
+  if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
+  const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
+  if (!document.is_object()) return Bad("it is not a JSON object");
+  auto reshard = document.find("reshardRequest");
+  if (reshard == document.end()) {
+    const std::string key = document.empty() ? "" : document.begin().key();
+    return Bad(absl::StrCat("request '", absl::CHexEscape(key.substr(0, 100)),
+                            "' is not supported by landbridge; reshardRequest is"));
+  }
+  if (!reshard->is_object()) return Bad("reshardRequest is not an object");
+  ReshardProgram program;
+  auto donate = reshard->find("donateInput");
+  if (donate != reshard->end()) {
+    if (!donate->is_boolean()) return Bad("donateInput is not a truth value");
+    program.donate = donate->get<bool>();
+  }
+  absl::StatusOr<std::vector<Sharding::Ptr>> in = ParseList(*reshard, "inSharding");
+  if (!in.ok()) return in.status();
+  absl::StatusOr<std::vector<Sharding::Ptr>> out = ParseList(*reshard, "outSharding");
+  if (!out.ok()) return out.status();
+  if (in->size() != out->size() || in->empty()) return Bad("inSharding and outSharding must be equally long lists");
+  program.in = *std::move(in);
+  program.out = *std::move(out);
+  return program;
+}
+
+}  // namespace landbridge

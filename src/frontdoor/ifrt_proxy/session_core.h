@@ -1,0 +1,239 @@
+// One client's session: turns decoded requests into calls of the controller and its answers into responses. Knows
+// handles, their errors, futures, user contexts; no gRPC, thread or clock.
+//
+//     IfrtRequest --> SessionCore --> Controller
+//                        | ^
+//                responses | results (OnResolve, OnResolveRead, OnCompiled, OnStringBytes)
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "base/time.h"
+#include "controller/controller.h"
+#include "frontdoor/ifrt_proxy/device_catalog.h"
+#include "frontdoor/ifrt_proxy/plugin_program.h"
+#include "frontdoor/ifrt_proxy/user_contexts.h"
+#include "proto/ifrt_proxy/ifrt_service.pb.h"
+#include "proto/landbridge/executable.pb.h"
+
+namespace landbridge {
+
+// What a session needs from its surroundings. Never calls back into the session from inside.
+class SessionHost {
+ public:
+  virtual ~SessionHost() = default;
+  virtual void Respond(std::unique_ptr<xla::ifrt::proxy::IfrtResponse> response) = 0;
+  virtual RequestId NewRequestId() = 0;
+  // Answered by SessionCore::OnCompiled(token, ...).
+  virtual void Compile(uint64_t token, std::string program, std::string options) = 0;
+
+  struct ClaimedUpload {
+    uint64_t key = 0;
+    std::shared_ptr<const std::string> bytes;  // when all are here and small
+  };
+  // See HostBuffers.
+  virtual absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) = 0;
+  // Bytes that the session itself wants; when not here yet: SessionCore::OnStringBytes(key, ...).
+  virtual absl::StatusOr<ClaimedUpload> ClaimString(uint64_t handle) = 0;
+  virtual void DiscardUpload(uint64_t handle) = 0;  // not claimed; its request failed
+  virtual void DropUpload(uint64_t key) = 0;        // claimed, and then not used
+  virtual absl::Status PutResult(uint64_t handle, RequestId read, ReadResult result) = 0;
+};
+
+// Thread-safety: none (loop thread). Controller, host and catalog outlive it.
+class SessionCore {
+ public:
+  struct Options {
+    SessionId session;
+    uint64_t wire_id = 0;
+    int protocol_version = 25;
+  };
+  SessionCore(Options options, Controller* controller, SessionHost* host);
+  // The controller's session must have been closed or be closed right after: arrays are not released one by one.
+  ~SessionCore();
+  SessionCore(const SessionCore&) = delete;
+  SessionCore& operator=(const SessionCore&) = delete;
+
+  // Init is answered when this has been called too.
+  void SetDevices(const DeviceCatalog* catalog);
+
+  // Every request gets exactly one response, now or later.
+  void OnRequest(const xla::ifrt::proxy::IfrtRequest& request, TimeNs now);
+  void OnResolve(RequestId request, const absl::Status& status);
+  void OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result);
+  struct Compiled {
+    std::shared_ptr<const ProgramImage> image;
+  };
+  void OnCompiled(uint64_t token, absl::StatusOr<Compiled> result);
+  void OnStringBytes(uint64_t key, absl::StatusOr<std::string> bytes);
+
+  struct Counts {
+    size_t arrays = 0, executables = 0, futures = 0, pending = 0, contexts_held = 0, contexts_kept_back = 0;
+  };
+  Counts counts() const;
+  SessionId session() const { return options_.session; }
+
+ private:
+  using Request = xla::ifrt::proxy::IfrtRequest;
+  using Response = xla::ifrt::proxy::IfrtResponse;
+  using Handle = uint64_t;
+
+  // A request on its way to its response.
+  struct Op {
+    uint64_t op_id = 0;
+    uint64_t context = 0;
+    UserContexts::Hold hold;
+    bool numbered = true;
+  };
+  // Strings live in the proxy: no device holds them.
+  struct StringShard {
+    bool ready = false;
+    absl::Status error;
+    std::string contents;                          // serialized StringArrayContents
+    std::vector<absl::AnyInvocable<void()>> waiters;
+  };
+  struct StringArray {
+    Dims dims;
+    Sharding::Ptr sharding;
+    std::vector<std::shared_ptr<StringShard>> shards;
+    bool deleted = false;
+  };
+  struct ArrayEntry {
+    absl::Status error;                            // not OK: the handle stands for this
+    ArrayId id;                                    // valid: the controller's array
+    std::shared_ptr<StringArray> strings;
+    UserContexts::Hold context;                    // of a request whose result may still fail
+  };
+  struct Executable {
+    ExecutableId id;                               // invalid: a reshard program
+    std::shared_ptr<const ProgramImage> image;
+    std::vector<DeviceId> devices;
+    std::unique_ptr<ReshardProgram> reshard;
+    std::string name;
+    // What the first Execute answers, without handles.
+    std::vector<xla::ifrt::proxy::LoadedExecutableExecuteResponse::Output> outputs;
+    bool outputs_known = false;
+  };
+  struct Future {
+    bool done = false;
+    bool deletion = false;
+    absl::Status status;
+    absl::AnyInvocable<void(const absl::Status&)> waiter;  // set: somebody reads it already
+  };
+  struct PendingRead {
+    Op op;
+    Handle buffer = 0;
+  };
+  struct PendingCompile {
+    Op op;
+    std::vector<DeviceId> devices;
+  };
+  template <typename T>
+  using Entries = absl::StatusOr<std::vector<T>>;
+
+  // --- session_core.cc: dispatch, responses, tables, waiting.
+  void Dispatch(Op op, const Request& request, TimeNs now);
+  std::unique_ptr<Response> NewResponse(const Op& op);
+  void Succeed(const Op& op, std::unique_ptr<Response> response);
+  void Fail(const Op& op, const absl::Status& status);
+  Handle NewHandle() { return next_handle_++; }
+  RequestId Wait(absl::AnyInvocable<void(const absl::Status&)> then);
+  absl::StatusOr<ArrayEntry*> Find(Handle handle);
+  // One answer when all are ready; an error wins, after all are done.
+  void WhenAllReady(absl::Span<const Handle> handles, absl::AnyInvocable<void(absl::Status)> then);
+  // Under the client's numbers, or under ours where there are none. Takes the entries over. Not OK: nothing is
+  // registered, everything is released.
+  Entries<Handle> Register(std::vector<ArrayEntry> entries, absl::Span<const Handle> handles);
+  void Poison(absl::Span<const Handle> handles, const absl::Status& status, const Op& op);
+  void ReleaseEntry(ArrayEntry entry);
+  void RetireLater(UserContexts::Hold hold);
+  void AddLaunch(Ticket ticket, UserContexts::Hold hold);
+  void OnLaunchDone(Ticket ticket, const absl::Status& status);
+  std::vector<ArrayEntry> ToEntries(const std::vector<ArrayId>& ids, const UserContexts::Hold& context);
+  absl::StatusOr<std::vector<ArrayId>> DeviceArrays(absl::Span<const Handle> handles);
+  // All strings, or null: none of them. A mix is an error.
+  absl::StatusOr<std::vector<std::shared_ptr<StringArray>>> AllStrings(absl::Span<const Handle> handles);
+  Handle AddFuture(Handle handle, Future future);
+  void ResolveFuture(Handle handle, const absl::Status& status);
+  void AnswerInit(const Op& op);
+  void CheckFuture(Op op, const Request& request);
+  void CheckValueReady(Op op, const Request& request);
+
+  // --- session_arrays.cc
+  void MakeArrayFromHostBuffer(Op op, const Request& request, TimeNs now);
+  void MakeArraysFromHostBufferShards(Op op, const Request& request, TimeNs now);
+  void MakeErrorArrays(Op op, const Request& request);
+  void Assemble(Op op, const Request& request);
+  void Disassemble(Op op, const Request& request);
+  void FullyReplicatedShard(Op op, const Request& request);
+  void CopyArrays(Op op, const Request& request, TimeNs now);
+  void RemapArrays(Op op, const Request& request);
+  void ReshardArrays(Op op, const Request& request, TimeNs now);
+  void CopyToHostBuffer(Op op, const Request& request);
+  void DeleteArray(Op op, const Request& request);
+  void IsArrayDeleted(Op op, const Request& request);
+  void DestructArray(Op op, const Request& request);
+  void GetDefaultLayout(Op op, const Request& request);
+  struct HostSource {
+    Handle buffer = 0;
+    std::vector<uint32_t> shards;                // positions that it fills
+    int64_t image_bytes = 0;
+    std::vector<int64_t> byte_strides;
+  };
+  struct HostArray {
+    ArraySpec spec;
+    std::vector<HostSource> sources;
+  };
+  absl::StatusOr<ArrayEntry> FromHost(const HostArray& array, const Op& op, TimeNs now);
+  static absl::StatusOr<HostArray> ParseHostArray(
+      const xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest::HostBufferShardsSpec& proto);
+  template <typename Handles, typename Set>
+  void Finish(const Op& op, Entries<ArrayEntry> entries, const Handles& handles, Set set);
+
+  // --- session_programs.cc
+  void Compile(Op op, const Request& request);
+  absl::Status CompileXla(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
+  absl::Status CompilePlugin(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
+  void AnswerCompile(const Op& op, std::shared_ptr<Executable> executable);
+  void Metadata(Op op, const Request& request);
+  void Execute(Op op, const Request& request, TimeNs now);
+  void FetchExecuteResult(Op op, const Request& request);
+  void CostAnalysis(Op op, const Request& request);
+  void DestructExecutable(Op op, const Request& request);
+  void GetDefaultDeviceAssignment(Op op, const Request& request);
+  absl::StatusOr<std::shared_ptr<Executable>> FindExecutable(Handle handle) const;
+
+  const Options options_;
+  Controller* const controller_;
+  SessionHost* const host_;
+  const DeviceCatalog* catalog_ = nullptr;
+  std::vector<Op> waiting_inits_;
+
+  UserContexts contexts_;                        // outlives all holds below
+  absl::flat_hash_map<Handle, ArrayEntry> arrays_;
+  absl::flat_hash_map<Handle, std::shared_ptr<Executable>> executables_;
+  absl::flat_hash_map<Handle, Future> futures_;
+  Handle next_handle_ = Handle{1} << 48;         // ours; the client's are below
+  absl::flat_hash_map<RequestId, absl::AnyInvocable<void(const absl::Status&)>> waits_;
+  absl::flat_hash_map<RequestId, PendingRead> reads_;
+  absl::flat_hash_map<uint64_t, PendingCompile> compiles_;
+  uint64_t next_compile_ = 1;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<StringShard>> string_keys_;
+  // Launches that may still fail, and holds that wait for all launches that were issued before.
+  std::set<uint64_t> launches_;
+  uint64_t last_launch_ = 0;
+  std::deque<std::pair<uint64_t, UserContexts::Hold>> retiring_;
+};
+
+}  // namespace landbridge

@@ -1,0 +1,202 @@
+// A worker of the simulation: the production WorkerCore and WorkerLease around devices, transfers and memory that are
+// events in virtual time. Checks what the shell of a real worker relies on.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/ids.h"
+#include "cluster/stream.h"
+#include "cluster/worker_lease.h"
+#include "sim/content.h"
+#include "sim/world.h"
+#include "worker/worker_core.h"
+
+namespace landbridge::sim {
+
+struct Knobs {
+  int slices = 2;
+  int devices = 4;                   // of a worker
+  int sessions = 2;
+  int steps = 60;                    // of each session
+  double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
+  bool tight_memory = false;
+  bool restart_rm = false;
+  DurationNs message_min = 20 * kMicrosecond, message_max = 400 * kMicrosecond;
+  DurationNs launch_min = 10 * kMicrosecond, launch_max = 3 * kMillisecond;
+  std::string ToString() const;
+};
+
+// What the parts of a simulation need of each other.
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  // Bytes of a client under a proxy's upload key; null: none (session gone).
+  virtual const Content* HostBytes(uint64_t key) = 0;
+  virtual class SimWorker* WorkerOf(Incarnation incarnation) = 0;   // null: dead
+  // Worker -> proxy, on the control connection of `grant`; lost when it is broken.
+  virtual void ToProxy(Incarnation from, const Grant& grant, std::string frame) = 0;
+  virtual void ReportToRm(Incarnation from, MemberReport report) = 0;
+  virtual void WorkerRestarts(Incarnation who, const std::string& why) = 0;
+};
+
+class SimWorker : private WorkerSink, private WorkerLeaseSink {
+ public:
+  SimWorker(World* world, const Knobs& knobs, Fabric* fabric, Incarnation self, std::string name);
+  ~SimWorker() override;
+
+  Incarnation self() const { return self_; }
+  const std::string& name() const { return name_; }
+  const WorkerInfo& info() const { return info_; }
+  WorkerLease& lease() { return *lease_; }
+
+  // --- The control connection's end. Frames arrive in order.
+  ControlWelcome OnHello(const ControlHello& hello);
+  void OnFrame(const Grant& grant, const std::string& payload);
+  void OnConnectionBroken(const Grant& grant);
+  void OnUpdate(const MemberUpdate& update);
+  void Tick();
+
+  // SIGSTOP: nothing is processed until Resume; what arrived meanwhile comes first.
+  void Pause() { paused_ = true; }
+  void Resume();
+  bool paused() const { return paused_; }
+  // Runs now, or when the pause is over.
+  void Deliver(std::function<void()> event);
+
+  // A peer's pull: bytes of a published box, if `peer` may have it.
+  struct Published {
+    BufferRef ref;
+    IndexBox box;
+    Incarnation peer;
+    bool failed = false;
+    absl::Status why;
+    int pulling = 0;
+    bool stopping = false;
+  };
+  // Null: not published (yet). Answers after the transfer's time through `done`, exactly once.
+  void Pull(Incarnation peer, TransferId transfer, std::function<void(absl::StatusOr<Content>)> done);
+  absl::StatusOr<Content> ReadPublished(uint64_t read);
+
+  // At the end: what is left of finished sessions.
+  void CheckEmpty();
+  WorkerCore::Counts counts() const { return core_ == nullptr ? WorkerCore::Counts{} : core_->counts(); }
+  std::string Explain() const { return core_ == nullptr ? "" : core_->ExplainJson(world_->now()); }
+  bool idle() const { return running_.empty(); }
+
+ private:
+  // WorkerSink
+  void Report(WorkerReport report) override;
+  void Load(const LoadExecutable& load) override;
+  void Unload(ExecutableId executable) override;
+  void HandOver(std::shared_ptr<const Launch> launch, uint64_t place) override;
+  void StartUpload(std::shared_ptr<const Upload> upload) override;
+  void UploadBytes(uint64_t key, std::string data) override;
+  void CancelUpload(uint64_t key, const absl::Status& why) override;
+  void StartMake(std::shared_ptr<const MakeBuffers> make, int index) override;
+  void CancelMake(Ticket ticket, int index, const absl::Status& why) override;
+  void StartPublish(const Publish& publish) override;
+  void FailPublish(TransferId transfer, const absl::Status& why) override;
+  void StopPublish(TransferId transfer, const absl::Status& why) override;
+  void StartRead(const Read& read, bool snapshot) override;
+  void SnapshotRead(uint64_t read) override;
+  void StopRead(uint64_t read) override;
+  void Free(BufferRef ref) override;
+  void PeerLost(Incarnation peer, const absl::Status& why) override;
+  // WorkerLeaseSink
+  void SendReport(MemberReport report) override;
+  void Activated(const Grant& grant, ProxyLife holder) override;
+  void Fence(const Grant& grant, const absl::Status& why) override;
+  void RestartProcess(const std::string& why) override;
+  void Refused(const std::string& why) override;
+  void Placed(PhysicalSliceId slice, int index) override;
+
+  struct Run {
+    std::shared_ptr<const Launch> launch;
+    std::vector<uint64_t> starts;          // per device: 0 = not started
+    size_t waiting_for = 0;                // devices where it is not at the head yet
+    bool started = false;
+    DurationNs duration = 0;
+  };
+  struct Make {
+    std::shared_ptr<const MakeBuffers> op;
+    int index = 0;
+    Content content;
+    size_t open = 0;
+    absl::Status status;
+    bool cancelled = false;
+  };
+  struct OpenRead {
+    BufferRef ref;
+    Content content;
+    bool holds_buffer = true;
+    bool published = false;
+  };
+  struct Loaded {
+    LoadExecutable op;
+    uint64_t constant = 0;
+    bool ready = false;
+  };
+
+  void FlushSoon();
+  void Flush();
+  void OpenStream(const Grant& grant);
+  void AdvanceDevice(uint32_t device);
+  void Finish(const std::shared_ptr<Run>& run);
+  void FinishMake(const std::shared_ptr<Make>& make);
+  void Put(BufferRef ref, uint32_t device, Content content);
+  Content* Find(BufferRef ref);
+  // Runs `event` after the delay unless this life's core is another one by then.
+  void Later(DurationNs delay, std::function<void()> event);
+  void CheckOldWork();
+
+  World* world_;
+  const Knobs knobs_;
+  Fabric* fabric_;
+  const Incarnation self_;
+  const std::string name_;
+  WorkerInfo info_;
+  std::unique_ptr<WorkerLease> lease_;
+  bool paused_ = false;
+  std::deque<std::function<void()>> backlog_;
+
+  // Of the present grant.
+  Grant grant_;
+  ProxyLife holder_;
+  uint64_t generation_ = 0;                // of core_
+  std::unique_ptr<WorkerCore> core_;
+  bool fenced_ = false;
+  StreamSender<std::string> sender_;
+  StreamReceiver receiver_;
+  bool connected_ = false;
+  bool flush_posted_ = false;
+  uint64_t heartbeat_number_ = 0;
+  int64_t echo_ns_ = 0;
+
+  struct Stored {
+    Content content;
+    uint32_t device = 0;
+  };
+  absl::flat_hash_map<BufferRef, Stored> buffers_;
+  std::vector<int64_t> device_bytes_;
+  std::map<uint64_t, Loaded> executables_;
+  std::vector<std::deque<std::shared_ptr<Run>>> device_queue_;
+  std::vector<uint64_t> last_place_;       // per device: I1
+  std::map<uint64_t, std::shared_ptr<Run>> running_;          // by ticket
+  std::set<BufferRef> expected_;           // outputs of launches handed over and not finished
+  std::map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // by key
+  std::map<std::pair<uint64_t, int>, std::shared_ptr<Make>> makes_;
+  std::map<uint64_t, Published> published_;
+  std::map<uint64_t, std::vector<std::pair<Incarnation, std::function<void(absl::StatusOr<Content>)>>>> early_pulls_;
+  std::map<uint64_t, OpenRead> reads_;
+  int foreign_writes_ = 0;                 // pulls of ours in flight
+};
+
+}  // namespace landbridge::sim

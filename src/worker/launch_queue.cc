@@ -1,0 +1,635 @@
+#include "worker/launch_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/status.h"
+
+namespace landbridge {
+namespace {
+
+bool IsHostKind(const std::string& memory_kind) { return memory_kind == "pinned_host" || memory_kind == "unpinned_host"; }
+
+bool SaneBytes(int64_t bytes) { return bytes >= 0 && bytes <= limits::kArrayBytesMax; }
+
+Sequencer::Options SequencerOptions(const WorkerLimits& limits) {
+  Sequencer::Options options;
+  options.placed_launches_max = std::max(1, limits.placed_launches_max);
+  options.placed_run_time = limits::kPlacedRunTime;
+  options.placed_while_unknown = limits::kPlacedWhileUnknown;
+  options.age_limit = limits::kLaunchAgeMax;
+  return options;
+}
+
+constexpr uint64_t kFirstEpoch = 1;
+
+}  // namespace
+
+LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits)
+    : context_(context),
+      sequencer_(SequencerOptions(limits), MakeSharePolicy(), kFirstEpoch),
+      in_order_(context->memory.devices()),
+      queued_on_(context->memory.devices(), 0) {}
+
+// ---------------------------------------------------------------- programs
+
+absl::Status LaunchQueue::CheckLoad(const LoadExecutable& load, uint32_t devices) {
+  const ExecutableInfo& info = load.info();
+  for (int i = 0; i < load.devices_size(); ++i) {
+    if (load.devices(i) >= devices) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("executable for device ", load.devices(i), " of a worker with ", devices, " devices"));
+    }
+    for (int j = 0; j < i; ++j) {
+      if (load.devices(j) == load.devices(i)) {
+        return absl::InvalidArgumentError(absl::StrCat("executable names device ", load.devices(i), " twice"));
+      }
+    }
+  }
+  if (load.devices_size() > 0 && load.devices_size() != info.num_devices()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("executable for ", info.num_devices(), " devices given ", load.devices_size()));
+  }
+  for (const TensorInfo& tensor : info.parameters()) {
+    if (!SaneBytes(tensor.device_bytes())) return absl::InvalidArgumentError("executable with a parameter of impossible size");
+  }
+  for (const TensorInfo& tensor : info.outputs()) {
+    if (!SaneBytes(tensor.device_bytes())) return absl::InvalidArgumentError("executable with an output of impossible size");
+  }
+  if (!SaneBytes(info.temp_bytes_per_device())) return absl::InvalidArgumentError("executable with impossible scratch memory");
+  return absl::OkStatus();
+}
+
+void LaunchQueue::OnLoad(LoadExecutable load, TimeNs now) {
+  const ExecutableId id(load.executable());
+  if (programs_.contains(id)) {
+    ++context_->anomalies;
+    return;
+  }
+  const absl::Status status = CheckLoad(load, context_->memory.devices());
+  auto program = std::make_unique<Program>();
+  program->id = id;
+  program->info = load.info();
+  program->devices.assign(load.devices().begin(), load.devices().end());
+  programs_.emplace(id, std::move(program));
+  if (status.ok()) {
+    context_->sink->Load(load);
+  } else {
+    OnLoadDone(id, status, now);
+  }
+}
+
+void LaunchQueue::OnUnload(ExecutableId id) {
+  auto it = programs_.find(id);
+  if (it == programs_.end() || it->second->unload_requested) {
+    ++context_->anomalies;
+    return;
+  }
+  it->second->unload_requested = true;
+  MaybeUnload(*it->second);
+}
+
+void LaunchQueue::OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now) {
+  auto it = programs_.find(id);
+  if (it == programs_.end() || it->second->loaded || !it->second->failed.ok()) {
+    ++context_->anomalies;
+    return;
+  }
+  Program& program = *it->second;
+  program.loaded = status.ok();
+  program.failed = status;
+  WorkerReport report;
+  report.mutable_load_done()->set_executable(id.value());
+  *report.mutable_load_done()->mutable_status() = StatusToProto(status);
+  context_->report.Now(std::move(report));
+
+  ++program.queued;  // keeps it while its launches are looked at
+  for (SlabHandle handle : std::exchange(program.waiting, {})) {
+    Node* node = launches_.Get(handle);
+    if (node == nullptr) continue;
+    node->load_missing = false;
+    if (status.ok()) {
+      CheckRunnable(*node, now);
+    } else {
+      Drop(*node, MakePoison(status, node->ticket, node->op->user_context()));
+    }
+  }
+  LeaveProgram(program);
+}
+
+void LaunchQueue::LeaveProgram(Program& program) {
+  --program.queued;
+  MaybeUnload(program);
+}
+
+void LaunchQueue::MaybeUnload(Program& program) {
+  if (!program.unload_requested || program.queued > 0) return;
+  if (program.loaded) {
+    context_->sink->Unload(program.id);
+  } else if (program.failed.ok()) {
+    return;  // still loading
+  }
+  programs_.erase(ExecutableId(program.id));
+}
+
+// ---------------------------------------------------------------- arrival
+
+absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) const {
+  if (program == nullptr || program->unload_requested) {
+    return absl::InvalidArgumentError(absl::StrCat("x", op.executable(), " is not loaded on this worker"));
+  }
+  if (!program->failed.ok()) return program->failed;
+  const ExecutableInfo& info = program->info;
+  if (op.devices_size() == 0 || op.devices_size() != info.num_devices()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("x", op.executable(), " runs on ", info.num_devices(), " devices, not ", op.devices_size()));
+  }
+  for (int i = 0; i < op.devices_size(); ++i) {
+    if (op.devices(i) >= context_->memory.devices()) {
+      return absl::InvalidArgumentError(absl::StrCat("this worker has no device ", op.devices(i)));
+    }
+    if (!program->devices.empty() && program->devices[static_cast<size_t>(i)] != op.devices(i)) {
+      return absl::InvalidArgumentError(absl::StrCat("x", op.executable(), " is loaded for other devices"));
+    }
+    for (int j = 0; program->devices.empty() && j < i; ++j) {
+      if (op.devices(j) == op.devices(i)) return absl::InvalidArgumentError("a device is named twice");
+    }
+  }
+  if (op.args_size() != info.parameters_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("x", op.executable(), " takes ", info.parameters_size(), " arguments, not ", op.args_size()));
+  }
+  if (op.outputs_size() != info.outputs_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("x", op.executable(), " makes ", info.outputs_size(), " arrays, not ", op.outputs_size()));
+  }
+  for (const LaunchArg& arg : op.args()) {
+    if (arg.shards_size() != 0 && arg.shards_size() != op.devices_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("an argument has ", arg.shards_size(), " shards for ", op.devices_size(), " devices"));
+    }
+  }
+  for (uint32_t parameter : op.donated()) {
+    if (parameter >= static_cast<uint32_t>(op.args_size())) {
+      return absl::InvalidArgumentError(absl::StrCat("donates parameter ", parameter, ", which there is not"));
+    }
+  }
+  std::vector<uint64_t> outputs(op.outputs().begin(), op.outputs().end());
+  std::sort(outputs.begin(), outputs.end());
+  if (std::adjacent_find(outputs.begin(), outputs.end()) != outputs.end()) {
+    return absl::InvalidArgumentError("makes an array twice");
+  }
+  for (uint64_t output : outputs) {
+    for (int d = 0; d < op.devices_size(); ++d) {
+      const BufferRef ref{ArrayId(output), static_cast<uint32_t>(d)};
+      if (context_->buffers.Find(ref) != nullptr) {
+        return absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs) {
+  const int devices = op.devices_size();
+  inputs->reserve(static_cast<size_t>(op.args_size() * devices));
+  for (const LaunchArg& arg : op.args()) {
+    for (int d = 0; d < devices; ++d) {
+      const BufferRef ref = arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)}
+                                                   : RefFromProto(arg.shards(d));
+      Buffer* buffer = context_->buffers.Find(ref);
+      if (buffer == nullptr || buffer->delete_requested) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), ", which was deleted or never made here"));
+      }
+      if (buffer->donor.kind != WaiterKind::kNone) {
+        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(),
+                                                       ", which was donated to ", buffer->donor_ticket.ToString()));
+      }
+      // An error has no place: it counts everywhere.
+      if (buffer->state != BufferState::kPoisoned && buffer->pool.device != op.devices(d)) {
+        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), " on device ",
+                                                       op.devices(d), ", but it is on ", buffer->pool.ToString()));
+      }
+      inputs->push_back(buffer);
+    }
+  }
+  if (op.donated_size() == 0) return absl::OkStatus();
+  absl::flat_hash_set<const Buffer*> donated;
+  std::vector<bool> gives(static_cast<size_t>(op.args_size()), false);
+  for (uint32_t parameter : op.donated()) {
+    if (gives[parameter]) return absl::InvalidArgumentError(absl::StrCat("parameter ", parameter, " is donated twice"));
+    gives[parameter] = true;
+  }
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int p = 0; p < op.args_size(); ++p) {
+      if (gives[static_cast<size_t>(p)] != (pass == 0)) continue;
+      for (int d = 0; d < devices; ++d) {
+        const Buffer* buffer = (*inputs)[static_cast<size_t>(p * devices + d)];
+        const bool clash = pass == 0 ? !donated.insert(buffer).second : donated.contains(buffer);
+        if (clash) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("t", op.ticket(), " donates ", buffer->ref.ToString(), " and uses it a second time"));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void LaunchQueue::Reject(const Launch& op, const absl::Status& why) {
+  std::vector<BufferRef> refs;
+  for (uint64_t output : op.outputs()) {
+    for (int d = 0; d < op.devices_size(); ++d) refs.push_back(BufferRef{ArrayId(output), static_cast<uint32_t>(d)});
+  }
+  const Ticket ticket(op.ticket());
+  context_->CreatePoisoned(refs, ticket, SessionId(op.session()), MakePoison(why, ticket, op.user_context()), true);
+  // What it would have consumed is gone for the client.
+  for (uint32_t parameter : op.donated()) {
+    if (parameter >= static_cast<uint32_t>(op.args_size())) continue;
+    const LaunchArg& arg = op.args(static_cast<int>(parameter));
+    for (int d = 0; d < op.devices_size() && (arg.shards_size() == 0 || d < arg.shards_size()); ++d) {
+      Buffer* buffer = context_->buffers.Find(arg.shards_size() == 0
+                                                  ? BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)}
+                                                  : RefFromProto(arg.shards(d)));
+      if (buffer != nullptr && buffer->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*buffer);
+    }
+  }
+  context_->NodeEnded(ticket);
+}
+
+void LaunchQueue::CreateOutputs(Node& node) {
+  const ExecutableInfo& info = node.program->info;
+  node.outputs.reserve(static_cast<size_t>(node.op->outputs_size()) * node.devices.size());
+  for (int o = 0; o < node.op->outputs_size(); ++o) {
+    const TensorInfo& tensor = info.outputs(o);
+    const bool host = IsHostKind(tensor.memory_kind());
+    for (size_t d = 0; d < node.devices.size(); ++d) {
+      Buffer* buffer = context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), static_cast<uint32_t>(d)},
+                                                PoolId{node.devices[d], host}, tensor.device_bytes(), node.session,
+                                                node.ticket);
+      buffer->must_complete = info.can_fail_on_one_shard();
+      context_->buffers.Pin(*buffer);
+      node.outputs.push_back(buffer);
+    }
+  }
+}
+
+PoisonPtr LaunchQueue::TakeInputs(Node& node) {
+  PoisonPtr poison;
+  BufferTable& buffers = context_->buffers;
+  const bool strict = node.program->outside_effects();
+  const size_t devices = node.devices.size();
+  for (Buffer* buffer : node.inputs) {
+    buffers.Pin(*buffer);
+    switch (buffer->state) {
+      case BufferState::kPoisoned:
+        if (poison == nullptr) poison = buffer->poison;
+        break;
+      case BufferState::kResident:
+        break;
+      case BufferState::kEnqueued:
+        if (!strict && !buffer->must_complete) {
+          buffers.AddWaiter(*buffer, Waiter{WaiterKind::kLaunchPoison, node.self});
+          break;
+        }
+        [[fallthrough]];
+      case BufferState::kPending:
+        ++node.inputs_missing;
+        buffers.AddWaiter(*buffer, Waiter{strict ? WaiterKind::kLaunchStrict : WaiterKind::kLaunch, node.self});
+        break;
+    }
+  }
+  std::vector<bool> gives(static_cast<size_t>(node.op->args_size()), false);
+  for (uint32_t parameter : node.op->donated()) gives[parameter] = true;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    Buffer* buffer = node.inputs[i];
+    if (!gives[i / devices]) {
+      buffers.AddUnplacedReader(*buffer);
+      continue;
+    }
+    node.donated.push_back(buffer);
+    if (!buffers.SetDonor(*buffer, Waiter{WaiterKind::kLaunch, node.self}, node.ticket, false)) {
+      ++node.donations_missing;
+    }
+  }
+  return poison;
+}
+
+void LaunchQueue::ComputeNeeds(Node& node) const {
+  // What a donated input holds passes to the outputs, as far as they are that large: a training loop stays flat.
+  MemoryNeeds outputs, given;
+  for (const Buffer* buffer : node.outputs) outputs.Add(buffer->pool, buffer->bytes);
+  for (const Buffer* buffer : node.donated) {
+    if (buffer->state != BufferState::kPoisoned) given.Add(buffer->pool, buffer->bytes);
+  }
+  for (const MemoryNeeds::Need& need : outputs.all()) {
+    node.memory.Add(need.pool, need.bytes - std::min(need.bytes, given.BytesOf(need.pool)));
+  }
+  for (uint32_t device : node.devices) node.memory.Add(PoolId{device, false}, node.program->info.temp_bytes_per_device());
+}
+
+void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
+  const Ticket ticket(op.ticket());
+  if (context_->unfinished.contains(ticket)) {
+    ++context_->anomalies;
+    return;
+  }
+  context_->unfinished.insert(ticket);
+  auto found = programs_.find(ExecutableId(op.executable()));
+  Program* program = found == programs_.end() ? nullptr : found->second.get();
+  absl::Status status = CheckLaunch(op, program);
+  if (status.ok() && context_->unfinished.size() > limits::kWorkerNodesMax) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("the controller sent more than ", limits::kWorkerNodesMax, " nodes ahead"));
+  }
+  absl::InlinedVector<Buffer*, 8> inputs;
+  if (status.ok()) status = FindInputs(op, &inputs);
+  if (!status.ok()) {
+    Reject(op, status);
+    return;
+  }
+
+  auto [handle, slot] = launches_.Add();
+  Node& node = *slot;
+  node.self = handle;
+  node.op = std::make_shared<const Launch>(std::move(op));
+  node.ticket = ticket;
+  node.session = SessionId(node.op->session());
+  node.program = program;
+  node.devices.assign(node.op->devices().begin(), node.op->devices().end());
+  node.inputs = std::move(inputs);
+  node.arrived = now;
+  by_ticket_.emplace(ticket, handle);
+  ++program->queued;
+  for (uint32_t device : node.devices) ++queued_on_[device];
+  CreateOutputs(node);
+  if (PoisonPtr poison = TakeInputs(node)) {
+    Drop(node, poison);
+    return;
+  }
+  if (!program->loaded) {
+    node.load_missing = true;
+    program->waiting.push_back(handle);
+  }
+  ComputeNeeds(node);
+  const absl::Status fits =
+      node.memory.Ask(context_->memory, MemoryAdmission::Key{ticket}, Waiter{WaiterKind::kLaunch, handle});
+  if (!fits.ok()) {
+    Drop(node, MakePoison(fits, ticket, node.op->user_context()));
+    return;
+  }
+  if (node.memory.waiting() > 0) context_->memory_may_be_stuck = true;
+  CheckRunnable(node, now);
+}
+
+// ---------------------------------------------------------------- runnable
+
+bool LaunchQueue::Runnable(const Node& node) const {
+  return !node.load_missing && node.inputs_missing == 0 && node.donations_missing == 0 && node.memory.waiting() == 0;
+}
+
+Candidate LaunchQueue::MakeCandidate(const Node& node) const {
+  Candidate candidate;
+  candidate.ticket = node.ticket;
+  candidate.session = node.session;
+  candidate.priority = node.op->priority();
+  candidate.devices.assign(node.devices.begin(), node.devices.end());
+  candidate.estimated_run_ns = node.program->run_estimate;
+  candidate.side_effects = node.program->outside_effects();
+  candidate.ready_since = node.ready_since;
+  return candidate;
+}
+
+void LaunchQueue::CheckRunnable(Node& node, TimeNs now) {
+  if (node.stage != Stage::kWaiting || !Runnable(node)) return;
+  node.stage = Stage::kCandidate;
+  node.ready_since = now;
+  sequencer_.AddCandidate(MakeCandidate(node));
+  place_again_ = true;
+}
+
+void LaunchQueue::OnWake(const BufferTable::Wake& wake, TimeNs now) {
+  Node* node = launches_.Get(wake.who.handle);
+  if (node == nullptr || node->stage == Stage::kPlaced || node->stage == Stage::kDone) return;
+  switch (wake.event) {
+    case BufferTable::Event::kMayTake:
+      --node->donations_missing;
+      break;
+    case BufferTable::Event::kUsable:
+      --node->inputs_missing;
+      break;
+    case BufferTable::Event::kDoubtful:
+      ++node->inputs_missing;
+      if (node->stage == Stage::kCandidate) {
+        sequencer_.Withdraw(node->ticket);
+        node->stage = Stage::kWaiting;
+        place_again_ = true;
+      }
+      return;
+    case BufferTable::Event::kPoisoned:
+      Drop(*node, wake.poison);
+      return;
+  }
+  CheckRunnable(*node, now);
+}
+
+void LaunchQueue::OnMemoryGranted(Waiter who, PoolId pool, TimeNs now) {
+  Node* node = launches_.Get(who.handle);
+  node->memory.Granted(pool);
+  CheckRunnable(*node, now);
+}
+
+void LaunchQueue::OnMemoryNeverFits(const MemoryAdmission::Blocked& blocked) {
+  Node* node = launches_.Get(blocked.who.handle);
+  Drop(*node, MakePoison(context_->memory.DoesNotFit(blocked.pool, blocked.key, blocked.bytes), node->ticket,
+                         node->op->user_context()));
+}
+
+void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
+  BufferTable& buffers = context_->buffers;
+  if (node.stage == Stage::kCandidate) {
+    sequencer_.Withdraw(node.ticket);
+    place_again_ = true;  // an aged candidate keeps devices free
+  }
+  node.memory.Drop(context_->memory, MemoryAdmission::Key{node.ticket});
+  size_t next_donated = 0;  // in the order of inputs
+  for (Buffer* buffer : node.inputs) {
+    if (next_donated < node.donated.size() && node.donated[next_donated] == buffer) {
+      ++next_donated;
+      buffers.RequestDelete(*buffer);
+    } else {
+      buffers.RemoveUnplacedReader(*buffer);
+    }
+    buffers.Unpin(*buffer);
+  }
+  std::vector<BufferRef> refs;
+  refs.reserve(node.outputs.size());
+  for (Buffer* buffer : node.outputs) {
+    refs.push_back(buffer->ref);
+    buffers.SetPoisoned(*buffer, why);
+    buffers.Unpin(*buffer);
+  }
+  context_->report.Failed(refs, *why);
+  context_->NodeEnded(node.ticket);
+  for (uint32_t device : node.devices) --queued_on_[device];
+  Program& program = *node.program;
+  by_ticket_.erase(node.ticket);
+  launches_.Erase(node.self);
+  LeaveProgram(program);
+}
+
+// ---------------------------------------------------------------- the order log
+
+void LaunchQueue::HandOver(Node& node, uint64_t place) {
+  BufferTable& buffers = context_->buffers;
+  node.stage = Stage::kPlaced;
+  node.place = place;
+  size_t next_donated = 0;
+  for (Buffer* buffer : node.inputs) {
+    buffers.StartRunning(*buffer);
+    if (next_donated < node.donated.size() && node.donated[next_donated] == buffer) {
+      ++next_donated;
+    } else {
+      buffers.RemoveUnplacedReader(*buffer);
+    }
+  }
+  for (uint32_t device : node.devices) {
+    in_order_[device].push_back(node.self);
+    --queued_on_[device];
+  }
+  ++running_;
+  context_->sink->HandOver(node.op, place);
+  for (Buffer* buffer : node.outputs) {
+    buffer->in_shell = true;
+    buffers.SetEnqueued(*buffer);
+  }
+  Program& program = *node.program;
+  node.program = nullptr;
+  LeaveProgram(program);
+}
+
+void LaunchQueue::OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns) {
+  auto it = by_ticket_.find(ticket);
+  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  if (node == nullptr || node->stage != Stage::kPlaced) {
+    ++context_->anomalies;
+    return;
+  }
+  run_ns = std::max<DurationNs>(run_ns, 0);
+  node->stage = Stage::kDone;
+  node->result = status;
+  --running_;
+  sequencer_.OnFinished(ticket, run_ns);
+  place_again_ = true;
+  if (status.ok() && run_ns > 0) {
+    auto program = programs_.find(ExecutableId(node->op->executable()));
+    if (program != programs_.end()) {
+      DurationNs& estimate = program->second->run_estimate;
+      estimate = estimate == 0 ? run_ns : (3 * estimate + run_ns) / 4;
+    }
+  }
+  if (!status.ok()) {
+    for (Buffer* buffer : node->outputs) context_->buffers.SetDoubtful(*buffer);
+  }
+  for (uint32_t device : node->devices) look_at_.push_back(device);
+}
+
+// A launch ends when everything before it on its devices has ended. So progress is in log order, and whether an input
+// turned out good is known: plugins do not keep the order of completions, nor the error that came in with an input.
+void LaunchQueue::End(Node& node) {
+  BufferTable& buffers = context_->buffers;
+  PoisonPtr poison;
+  for (const Buffer* buffer : node.inputs) {
+    if (buffer->state == BufferState::kPoisoned) {
+      poison = buffer->poison;
+      break;
+    }
+  }
+  if (poison == nullptr && !node.result.ok()) poison = MakePoison(node.result, node.ticket, node.op->user_context());
+
+  size_t next_donated = 0;
+  for (Buffer* buffer : node.inputs) {
+    buffers.StopRunning(*buffer);
+    if (next_donated < node.donated.size() && node.donated[next_donated] == buffer) {
+      ++next_donated;
+      buffers.RequestDelete(*buffer);
+    }
+    buffers.Unpin(*buffer);
+  }
+  node.memory.Drop(context_->memory, MemoryAdmission::Key{node.ticket});
+  std::vector<BufferRef> failed;
+  for (Buffer* buffer : node.outputs) {
+    if (poison == nullptr) {
+      context_->memory.Grow(buffer->pool, buffer->bytes);
+      buffers.SetResident(*buffer);
+    } else {
+      failed.push_back(buffer->ref);
+      buffers.SetPoisoned(*buffer, poison);
+    }
+    buffers.Unpin(*buffer);
+  }
+  if (poison != nullptr) context_->report.Failed(failed, *poison);
+  context_->NodeEnded(node.ticket);
+  by_ticket_.erase(node.ticket);
+  launches_.Erase(node.self);
+}
+
+bool LaunchQueue::Advance(TimeNs now) {
+  bool any = false;
+  while (!look_at_.empty()) {
+    const uint32_t device = look_at_.back();
+    look_at_.pop_back();
+    if (in_order_[device].empty()) continue;
+    const SlabHandle oldest = in_order_[device].front();
+    Node& node = *launches_.Get(oldest);
+    if (node.stage != Stage::kDone) continue;
+    const bool first_everywhere = std::all_of(node.devices.begin(), node.devices.end(), [&](uint32_t d) {
+      return in_order_[d].front() == oldest;
+    });
+    if (!first_everywhere) continue;  // the one before it will lead here again
+    for (uint32_t d : node.devices) {
+      in_order_[d].pop_front();
+      look_at_.push_back(d);
+    }
+    End(node);
+    any = true;
+  }
+  if (any || !std::exchange(place_again_, false)) {
+    // Ends first: they wake, poison and free. Placing comes when nothing of that is left to do.
+    place_again_ = place_again_ || any;
+    return any;
+  }
+  for (const LogEntry& entry : sequencer_.Place(now)) {
+    HandOver(*launches_.Get(by_ticket_.at(entry.ticket)), entry.place);
+    any = true;
+  }
+  return any;
+}
+
+// ---------------------------------------------------------------- withdrawing
+
+void LaunchQueue::CancelSession(SessionId session, const PoisonPtr& why) {
+  launches_.ForEach([&](SlabHandle, Node& node) {
+    if (node.session == session && (node.stage == Stage::kWaiting || node.stage == Stage::kCandidate)) Drop(node, why);
+  });
+}
+
+void LaunchQueue::Fence(const PoisonPtr& why) {
+  launches_.ForEach([&](SlabHandle, Node& node) {
+    if (node.stage == Stage::kWaiting || node.stage == Stage::kCandidate) Drop(node, why);
+  });
+  std::vector<ExecutableId> ids;
+  for (const auto& [id, program] : programs_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (ExecutableId id : ids) {
+    Program& program = *programs_.at(id);
+    program.unload_requested = true;
+    MaybeUnload(program);
+  }
+}
+
+}  // namespace landbridge

@@ -1,0 +1,118 @@
+// Programs and their launches: which launches are runnable, their place (through the Sequencer), handing over, and
+// what their end means for buffers and memory.
+//
+// Waiting is counted, never searched: a launch has one number of conditions that are not met, and each condition
+// tells it once.
+//
+// Pure. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "nlohmann/json_fwd.hpp"
+#include "worker/core_context.h"
+#include "worker/sequencer.h"
+
+namespace landbridge {
+
+class LaunchQueue {
+ public:
+  LaunchQueue(CoreContext* context, const WorkerLimits& limits);
+
+  void OnLoad(LoadExecutable load, TimeNs now);
+  void OnUnload(ExecutableId id);
+  void OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now);
+  void OnLaunch(Launch op, TimeNs now);
+  void OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns);
+
+  void OnWake(const BufferTable::Wake& wake, TimeNs now);
+  void OnMemoryGranted(Waiter who, PoolId pool, TimeNs now);
+  void OnMemoryNeverFits(const MemoryAdmission::Blocked& blocked);
+
+  // Ends launches in log order, then places and hands over what can be. True if anything happened.
+  bool Advance(TimeNs now);
+
+  void CancelSession(SessionId session, const PoisonPtr& why);
+  void Fence(const PoisonPtr& why);
+
+  size_t launches() const { return launches_.size(); }
+  size_t executables() const { return programs_.size(); }
+  size_t running() const { return running_; }
+  bool AnyRunningOn(uint32_t device) const { return !in_order_[device].empty(); }
+  uint64_t epoch() const { return sequencer_.epoch(); }
+  uint64_t done_through() const { return sequencer_.done_through(); }
+  uint32_t queued_on(uint32_t device) const { return queued_on_[device]; }
+  int placed_on(uint32_t device) const { return sequencer_.placed(device); }
+
+  void Explain(TimeNs now, nlohmann::json* out) const;
+
+ private:
+  struct Program {
+    ExecutableId id;
+    ExecutableInfo info;
+    std::vector<uint32_t> devices;     // empty: any one
+    bool loaded = false;
+    absl::Status failed;               // the load's error
+    bool unload_requested = false;
+    size_t queued = 0;                 // launches that are not handed over
+    std::vector<SlabHandle> waiting;   // launches that wait for the load
+    DurationNs run_estimate = 0;       // 0: none yet
+    bool outside_effects() const { return info.can_fail_on_one_shard(); }
+  };
+  enum class Stage : uint8_t { kWaiting, kCandidate, kPlaced, kDone };
+  struct Node {
+    SlabHandle self;
+    std::shared_ptr<const Launch> op;
+    Ticket ticket;
+    SessionId session;
+    Program* program = nullptr;
+    Stage stage = Stage::kWaiting;
+    bool load_missing = false;
+    int inputs_missing = 0;
+    int donations_missing = 0;
+    MemoryNeeds memory;
+    absl::InlinedVector<uint32_t, 4> devices;
+    absl::InlinedVector<Buffer*, 8> inputs;    // [parameter][logical device]
+    absl::InlinedVector<Buffer*, 8> outputs;   // [output][logical device]
+    absl::InlinedVector<Buffer*, 4> donated;
+    TimeNs arrived = 0, ready_since = 0;
+    uint64_t place = 0;
+    absl::Status result;                       // kDone
+  };
+
+  static absl::Status CheckLoad(const LoadExecutable& load, uint32_t devices);
+  absl::Status CheckLaunch(const Launch& op, const Program* program) const;
+  absl::Status FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs);
+  void Reject(const Launch& op, const absl::Status& why);
+  void CreateOutputs(Node& node);
+  // Pins them, registers as reader or donor, waits for what is missing. A poisoned one is returned.
+  PoisonPtr TakeInputs(Node& node);
+  void ComputeNeeds(Node& node) const;
+  bool Runnable(const Node& node) const;
+  void CheckRunnable(Node& node, TimeNs now);
+  Candidate MakeCandidate(const Node& node) const;
+  void HandOver(Node& node, uint64_t place);
+  void Drop(Node& node, const PoisonPtr& why);      // not handed over: poison, release, forget
+  void End(Node& node);                             // handed over and done, all before it too
+  void LeaveProgram(Program& program);              // one queued launch less
+  void MaybeUnload(Program& program);               // may forget it
+  void ExplainNode(const Node& node, TimeNs now, nlohmann::json* out) const;
+
+  CoreContext* const context_;
+  Sequencer sequencer_;
+  absl::flat_hash_map<ExecutableId, std::unique_ptr<Program>> programs_;
+  Slab<Node> launches_;
+  absl::flat_hash_map<Ticket, SlabHandle> by_ticket_;
+  std::vector<std::deque<SlabHandle>> in_order_;    // per device: handed over and not ended, as in the log
+  std::vector<uint32_t> queued_on_;
+  std::vector<uint32_t> look_at_;                   // devices whose oldest launch may have ended
+  size_t running_ = 0;                              // handed over, and the shell has not said that it is done
+  bool place_again_ = false;
+};
+
+}  // namespace landbridge

@@ -1,0 +1,214 @@
+#include "worker/sequencer.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+
+namespace landbridge {
+namespace {
+
+// Candidates that only differ in their ticket: on the same devices, of the same session and priority. Of these the
+// oldest is always the best choice, so that a decision looks at one candidate per lane, however many wait.
+struct LaneKey {
+  std::vector<uint32_t> devices;  // ascending
+  SessionId session;
+  int priority = 0;
+  friend auto operator<=>(const LaneKey&, const LaneKey&) = default;
+};
+
+}  // namespace
+
+class Sequencer::Impl {
+ public:
+  Impl(Options options, std::unique_ptr<SchedulingPolicy> policy, uint64_t epoch)
+      : options_(options), policy_(std::move(policy)), epoch_(epoch) {}
+
+  void AddCandidate(Candidate candidate) {
+    const Ticket ticket = candidate.ticket;
+    if (placed_.contains(ticket) || lane_of_.contains(ticket)) return;
+    LaneKey key{candidate.devices, candidate.session, candidate.priority};
+    std::sort(key.devices.begin(), key.devices.end());
+    for (uint32_t device : candidate.devices) Load(device);
+    auto lane = lanes_.try_emplace(std::move(key)).first;
+    lane->second.emplace(ticket, std::move(candidate));
+    lane_of_.emplace(ticket, lane);
+  }
+
+  void Withdraw(Ticket ticket) {
+    auto it = lane_of_.find(ticket);
+    if (it == lane_of_.end()) return;
+    Take(it->second, ticket);
+  }
+
+  void OnFinished(Ticket ticket, DurationNs run_ns) {
+    auto it = placed_.find(ticket);
+    if (it == placed_.end()) return;
+    const Candidate& launch = it->second.launch;
+    for (uint32_t device : launch.devices) {
+      DeviceLoad& load = Load(device);
+      --load.placed;
+      if (launch.estimated_run_ns > 0) {
+        load.estimated -= launch.estimated_run_ns;
+      } else {
+        --load.unknown;
+      }
+    }
+    policy_->OnFinished(launch, run_ns);
+    unfinished_[it->second.place - first_unfinished_] = false;
+    while (!unfinished_.empty() && !unfinished_.front()) {
+      unfinished_.pop_front();
+      ++first_unfinished_;
+    }
+    placed_.erase(it);
+  }
+
+  std::vector<LogEntry> Place(TimeNs now) {
+    std::vector<LogEntry> entries;
+    while (!lanes_.empty()) {
+      auto lane = PickLane(now);
+      if (lane == lanes_.end()) break;
+      Candidate launch = Take(lane, lane->second.begin()->first);
+      for (uint32_t device : launch.devices) {
+        DeviceLoad& load = Load(device);
+        ++load.placed;
+        if (launch.estimated_run_ns > 0) {
+          load.estimated += launch.estimated_run_ns;
+        } else {
+          ++load.unknown;
+        }
+      }
+      LogEntry entry;
+      entry.place = ++tail_;
+      entry.ticket = launch.ticket;
+      entry.devices = launch.devices;
+      unfinished_.push_back(true);
+      placed_.emplace(launch.ticket, PlacedLaunch{std::move(launch), entry.place});
+      entries.push_back(std::move(entry));
+    }
+    return entries;
+  }
+
+  uint64_t epoch() const { return epoch_; }
+  uint64_t tail() const { return tail_; }
+  uint64_t done_through() const { return first_unfinished_ - 1; }
+  bool Placed(Ticket ticket) const { return placed_.contains(ticket); }
+  int placed(uint32_t device) const { return device < loads_.size() ? loads_[device].placed : 0; }
+  size_t candidates() const { return lane_of_.size(); }
+
+  // K: launches worth `placed_run_time`, at least one; a fixed number as long as a run time is unknown.
+  bool HasRoom(const Candidate& candidate, uint32_t device) const {
+    if (device >= loads_.size()) return true;
+    const DeviceLoad& load = loads_[device];
+    if (load.placed == 0) return true;
+    if (load.placed >= options_.placed_launches_max) return false;
+    if (load.unknown > 0 || candidate.estimated_run_ns <= 0) return load.placed < options_.placed_while_unknown;
+    return load.estimated < options_.placed_run_time;
+  }
+
+ private:
+  using Lane = absl::btree_map<Ticket, Candidate>;
+  using Lanes = std::map<LaneKey, Lane>;  // iterators stay valid; ordered, so that decisions repeat
+
+  struct DeviceLoad {
+    int placed = 0;
+    int unknown = 0;          // of these, without an estimate
+    DurationNs estimated = 0;
+  };
+  struct PlacedLaunch {
+    Candidate launch;
+    uint64_t place;
+  };
+
+  DeviceLoad& Load(uint32_t device) {
+    if (device >= loads_.size()) loads_.resize(device + 1);
+    return loads_[device];
+  }
+
+  Candidate Take(Lanes::iterator lane, Ticket ticket) {
+    auto it = lane->second.find(ticket);
+    Candidate launch = std::move(it->second);
+    lane->second.erase(it);
+    lane_of_.erase(ticket);
+    if (lane->second.empty()) lanes_.erase(lane);
+    return launch;
+  }
+
+  bool HasRoom(const Candidate& candidate) const {
+    for (uint32_t device : candidate.devices) {
+      if (!HasRoom(candidate, device)) return false;
+    }
+    return true;
+  }
+
+  Lanes::iterator PickLane(TimeNs now) {
+    std::vector<Lanes::iterator> lanes;
+    for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) lanes.push_back(lane);
+    auto head = [](Lanes::iterator lane) -> const Candidate& { return lane->second.begin()->second; };
+
+    if (options_.age_limit > 0) {
+      // The aged come first, oldest first; one that lacks room keeps its devices from everybody after it.
+      std::vector<Lanes::iterator> aged;
+      for (auto lane : lanes) {
+        if (now - head(lane).ready_since >= options_.age_limit) aged.push_back(lane);
+      }
+      std::sort(aged.begin(), aged.end(), [&](auto a, auto b) {
+        if (head(a).ready_since != head(b).ready_since) return head(a).ready_since < head(b).ready_since;
+        return head(a).ticket < head(b).ticket;
+      });
+      std::vector<bool> kept_free(loads_.size(), false);
+      auto is_kept_free = [&](const Candidate& launch) {
+        return std::any_of(launch.devices.begin(), launch.devices.end(), [&](uint32_t d) { return kept_free[d]; });
+      };
+      for (auto lane : aged) {
+        if (HasRoom(head(lane)) && !is_kept_free(head(lane))) return lane;
+        for (uint32_t device : head(lane).devices) kept_free[device] = true;
+      }
+      std::erase_if(lanes, [&](auto lane) { return is_kept_free(head(lane)); });
+    }
+
+    std::vector<Lanes::iterator> roomy;
+    std::vector<const Candidate*> eligible;
+    for (auto lane : lanes) {
+      if (!HasRoom(head(lane))) continue;
+      roomy.push_back(lane);
+      eligible.push_back(&head(lane));
+    }
+    if (eligible.empty()) return lanes_.end();
+    return roomy[policy_->Pick(eligible, now)];
+  }
+
+  const Options options_;
+  const std::unique_ptr<SchedulingPolicy> policy_;
+  const uint64_t epoch_;
+  Lanes lanes_;
+  absl::flat_hash_map<Ticket, Lanes::iterator> lane_of_;
+  absl::flat_hash_map<Ticket, PlacedLaunch> placed_;
+  std::vector<DeviceLoad> loads_;
+  uint64_t tail_ = 0;
+  // The part of the log that is still needed: whether the entry at first_unfinished_ + i is unfinished.
+  std::deque<bool> unfinished_;
+  uint64_t first_unfinished_ = 1;
+};
+
+Sequencer::Sequencer(Options options, std::unique_ptr<SchedulingPolicy> policy, uint64_t epoch)
+    : impl_(std::make_unique<Impl>(options, std::move(policy), epoch)) {}
+Sequencer::~Sequencer() = default;
+void Sequencer::AddCandidate(Candidate candidate) { impl_->AddCandidate(std::move(candidate)); }
+void Sequencer::Withdraw(Ticket ticket) { impl_->Withdraw(ticket); }
+void Sequencer::OnFinished(Ticket ticket, DurationNs run_ns) { impl_->OnFinished(ticket, run_ns); }
+std::vector<LogEntry> Sequencer::Place(TimeNs now) { return impl_->Place(now); }
+uint64_t Sequencer::epoch() const { return impl_->epoch(); }
+uint64_t Sequencer::tail() const { return impl_->tail(); }
+bool Sequencer::Placed(Ticket ticket) const { return impl_->Placed(ticket); }
+uint64_t Sequencer::done_through() const { return impl_->done_through(); }
+int Sequencer::placed(uint32_t device) const { return impl_->placed(device); }
+size_t Sequencer::candidates() const { return impl_->candidates(); }
+bool Sequencer::HasRoom(const Candidate& candidate, uint32_t device) const {
+  return impl_->HasRoom(candidate, device);
+}
+
+}  // namespace landbridge

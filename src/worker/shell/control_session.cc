@@ -1,0 +1,101 @@
+#include "worker/shell/control_session.h"
+
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "cluster/control_frames.h"
+
+namespace landbridge {
+
+ControlSession::ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context, Incarnation self,
+                               WorkerLimits limits, uint64_t space, Callbacks callbacks)
+    : grant_(std::move(grant)),
+      holder_(holder),
+      context_(std::move(context)),
+      callbacks_(std::move(callbacks)),
+      shell_(context_, WorkerShell::Options{self, std::move(limits), Incarnation(holder.value()), space,
+                                            [this](WorkerReport report) { QueueReport(std::move(report)); }}) {}
+
+ControlSession::~ControlSession() = default;
+
+absl::Status ControlSession::Resume(uint64_t received) {
+  sender_.OnDisconnect();
+  return sender_.Resume(received);
+}
+
+absl::Status ControlSession::OnFrame(absl::string_view payload) {
+  ControlFrame frame;
+  if (!frame.ParseFromArray(payload.data(), static_cast<int>(payload.size())) || frame.reports_size() != 0) {
+    return absl::InvalidArgumentError("a control frame of the proxy does not parse");
+  }
+  LB_RETURN_IF_ERROR(sender_.OnAck(frame.ack()));
+  if (frame.has_heartbeat() && frame.heartbeat().number() > peer_heartbeat_number_) {
+    peer_heartbeat_number_ = frame.heartbeat().number();
+    peer_sent_ns_ = frame.heartbeat().sent_ns();
+    if (!callbacks_.on_heartbeat(frame.heartbeat().echo_ns())) {
+      return absl::FailedPreconditionError("the lease has ended");
+    }
+  }
+  LB_ASSIGN_OR_RETURN(size_t skip,
+                      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size())));
+  const TimeNs now = context_->Now();
+  for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) {
+    shell_.core().OnOp(std::move(*frame.mutable_ops(i)), now);
+  }
+  return absl::OkStatus();
+}
+
+void ControlSession::QueueReport(WorkerReport report) {
+  if (fenced_) return;
+  std::string bytes = report.SerializeAsString();
+  const size_t size = bytes.size();
+  if (!parked_.empty() || !sender_.TryPush(bytes, size)) parked_.push_back(std::move(bytes));
+}
+
+void ControlSession::Flush() {
+  if (fenced_) return;
+  shell_.core().Flush();
+  while (!parked_.empty()) {
+    const size_t size = parked_.front().size();
+    if (!sender_.TryPush(parked_.front(), size)) break;
+    parked_.pop_front();
+  }
+  while (sender_.HasUnsent() || (sender_.resumed() && receiver_.ack_due())) {
+    StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
+    receiver_.AckMade();
+    if (!callbacks_.send(JoinControlFrame(batch.first, receiver_.applied(), kControlFrameReports, batch.messages, ""))) {
+      sender_.OnDisconnect();
+    }
+  }
+}
+
+void ControlSession::SendHeartbeat() {
+  if (fenced_ || !sender_.resumed()) return;
+  Heartbeat heartbeat;
+  heartbeat.set_number(++heartbeat_number_);
+  heartbeat.set_sent_ns(context_->Now());
+  heartbeat.set_echo_ns(peer_sent_ns_);
+  shell_.core().FillDeviceUse(&heartbeat);
+  receiver_.AckMade();
+  callbacks_.send(JoinControlFrame(0, receiver_.applied(), kControlFrameReports, {}, heartbeat.SerializeAsString()));
+}
+
+void ControlSession::Fence(const absl::Status& why) {
+  if (fenced_) return;
+  fenced_ = true;
+  fenced_at_ = context_->Now();
+  why_ = why;
+  sender_.Fence();
+  receiver_.Fence();
+  parked_.clear();
+  shell_.Fence(why);
+}
+
+void ControlSession::CloseHolderIfStuck() {
+  if (!fenced_ || holder_closed_ || Idle() || context_->Now() - fenced_at_ < limits::kQuarantineMax) return;
+  holder_closed_ = true;
+  LogWarning("pulls from the fenced proxy ", holder_.ToString(), " do not end: closing its data plane");
+  context_->data_plane->ClosePeer(Incarnation(holder_.value()), why_);
+}
+
+}  // namespace landbridge

@@ -1,0 +1,38 @@
+// Issues launches to the plugin.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/time.h"
+#include "compiler/load.h"
+#include "env/clock.h"
+#include "pjrt/client.h"
+#include "worker/shell/device_store.h"
+
+namespace landbridge {
+
+// One launch, resolved: everything that the issuing thread needs.
+struct LaunchWork {
+  int32_t launch_id = 0;                       // unique among those not done, never 0
+  std::shared_ptr<LoadedProgram> program;
+  std::vector<int> devices;                    // local ordinal of each logical device
+  std::vector<std::vector<std::shared_ptr<BufferSlot>>> arguments;  // [logical device][parameter]
+  std::vector<std::vector<std::shared_ptr<BufferSlot>>> outputs;    // [logical device][output]
+  std::vector<int64_t> kept;                   // parameters that the program would donate but this launch must not
+  std::vector<uint32_t> donated;               // parameters whose buffers end here
+};
+
+// Runs exactly once: in IssueLaunch, or later on a thread of the plugin; it must only post. `start` and `end` bound
+// the launch on its slowest device.
+using LaunchDone = std::function<void(absl::Status status, TimeNs start, TimeNs end)>;
+
+// Hands the launch to the plugin and fills the output slots; on the dispatch thread whose turn it is. Input slots
+// must be filled, or have failed: then nothing is launched (peers of a half-launched program would hang), the outputs
+// fail with the same status, and so does the launch. Errors have the plugin's text filtered (base/status.h).
+void IssueLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone done);
+
+}  // namespace landbridge

@@ -1,0 +1,106 @@
+#include "worker/shell/loads.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "compiler/envelope.h"
+
+namespace landbridge {
+
+void Loads::Start(const LoadExecutable& load) {
+  const ExecutableId executable(load.executable());
+  loading_[executable] = true;
+  std::vector<int> devices(load.devices().begin(), load.devices().end());
+  auto fail = [&](absl::Status status) {
+    context_->Begin();
+    context_->PostEnd([this, executable, status = std::move(status)] { Finish(executable, status); });
+  };
+  if (!load.inline_envelope().empty()) {
+    return LoadBytes(executable, std::move(devices), std::make_shared<const std::string>(load.inline_envelope()),
+                     load.sha256());
+  }
+  if (load.size() <= 0 || load.size() > limits::kEnvelopeBytesMax) {
+    return fail(absl::InvalidArgumentError(absl::StrCat("a program of ", load.size(), " bytes; at most ",
+                                                        limits::kEnvelopeBytesMax, " are possible")));
+  }
+  auto bytes = std::make_shared<std::string>(static_cast<size_t>(load.size()), '\0');
+  puller_->Pull(context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes->data(), bytes->size(), bytes,
+                [this, executable, devices = std::move(devices), bytes, sha256 = load.sha256()](absl::Status status) {
+                  if (!status.ok()) {
+                    return Finish(executable, AddContext(status, absl::StrCat("fetching program ",
+                                                                              executable.ToString())));
+                  }
+                  LoadBytes(executable, devices, bytes, sha256);
+                });
+}
+
+void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
+                      std::string sha256) {
+  context_->Begin();
+  std::shared_ptr<ShellContext> context = context_->shared_from_this();
+  context_->pool->Run([this, context, executable, devices = std::move(devices), bytes = std::move(bytes),
+                       sha256 = std::move(sha256)]() mutable {
+    absl::StatusOr<std::shared_ptr<LoadedProgram>> result;
+    if (Sha256Raw(*bytes) != sha256) {
+      result = absl::InvalidArgumentError(
+          absl::StrCat("program ", executable.ToString(), " arrived damaged: its checksum differs"));
+    } else {
+      auto loaded = LoadEnvelope(context->io->client(), *bytes, devices);
+      if (loaded.ok()) {
+        result = std::make_shared<LoadedProgram>(*std::move(loaded));
+      } else {
+        result = loaded.status();
+      }
+    }
+    bytes.reset();
+    context->PostEnd([this, executable, result = std::move(result)]() mutable {
+      Finish(executable, std::move(result));
+    });
+  });
+}
+
+void Loads::Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded) {
+  auto it = loading_.find(executable);
+  const bool wanted = it != loading_.end() && it->second;
+  if (it != loading_.end()) loading_.erase(it);
+  absl::Status status = loaded.status();
+  if (loaded.ok()) {
+    LogDebug("loaded ", (*loaded)->info.name(), " as ", executable.ToString());
+    if (wanted) {
+      loaded_[executable] = *std::move(loaded);
+    } else {
+      Destroy(*std::move(loaded));
+    }
+  } else {
+    LogWarning("loading ", executable.ToString(), " failed: ", status.ToString());
+  }
+  context_->core->OnLoadDone(executable, status, context_->Now());
+}
+
+void Loads::Unload(ExecutableId executable) {
+  if (auto it = loading_.find(executable); it != loading_.end()) it->second = false;
+  auto it = loaded_.find(executable);
+  if (it == loaded_.end()) return;
+  Destroy(std::move(it->second));
+  loaded_.erase(it);
+}
+
+void Loads::Destroy(std::shared_ptr<LoadedProgram> program) {
+  context_->pool->Run([program = std::move(program)]() mutable { program.reset(); });
+}
+
+std::shared_ptr<LoadedProgram> Loads::Find(ExecutableId executable) const {
+  auto it = loaded_.find(executable);
+  return it == loaded_.end() ? nullptr : it->second;
+}
+
+void Loads::Clear() {
+  for (auto& [id, program] : loaded_) Destroy(std::move(program));
+  loaded_.clear();
+}
+
+}  // namespace landbridge

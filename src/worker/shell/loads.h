@@ -1,0 +1,40 @@
+// Programs: fetched, checked, loaded on a pool thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/ids.h"
+#include "compiler/load.h"
+#include "worker/shell/puller.h"
+#include "worker/shell/shell_context.h"
+
+namespace landbridge {
+
+// Thread-safety: the loop's thread only.
+class Loads {
+ public:
+  Loads(ShellContext* context, Puller* puller) : context_(context), puller_(puller) {}
+
+  // Answers the core's OnLoadDone.
+  void Start(const LoadExecutable& load);
+  void Unload(ExecutableId executable);  // also in the middle of a load
+  std::shared_ptr<LoadedProgram> Find(ExecutableId executable) const;  // null if it is not loaded
+  size_t loaded() const { return loaded_.size(); }
+  void Clear();
+
+ private:
+  void LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
+                 std::string sha256);
+  void Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded);
+  // Freeing a program takes milliseconds: not on the loop.
+  void Destroy(std::shared_ptr<LoadedProgram> program);
+
+  ShellContext* const context_;
+  Puller* const puller_;
+  absl::flat_hash_map<ExecutableId, std::shared_ptr<LoadedProgram>> loaded_;
+  absl::flat_hash_map<ExecutableId, bool> loading_;  // false: unloaded meanwhile
+};
+
+}  // namespace landbridge

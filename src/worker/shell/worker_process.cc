@@ -1,0 +1,357 @@
+#include "worker/shell/worker_process.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "dataplane/ucx_data_plane.h"
+#include "env/clock.h"
+#include "env/file.h"
+#include "env/process.h"
+#include "pjrt/plugin.h"
+#include "pjrt/virtual_compute.h"
+
+namespace landbridge {
+namespace {
+
+using nlohmann::json;
+
+int64_t PhysicalMemoryBytes() {
+  return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+std::string JoinHostPort(const std::string& host, int port) {
+  return host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+}
+
+bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::" || host.empty(); }
+
+}  // namespace
+
+WorkerProcess::WorkerProcess(Loop* loop, WorkerOptions options, std::function<void(const absl::Status&)> stop)
+    : loop_(loop),
+      options_(std::move(options)),
+      stop_(std::move(stop)),
+      incarnation_(SystemRandom().NextNonZero()) {}
+
+WorkerProcess::~WorkerProcess() { LB_CHECK(shut_down_); }
+
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(Loop* loop, WorkerOptions options,
+                                                                    std::function<void(const absl::Status&)> stop) {
+  std::unique_ptr<WorkerProcess> worker(new WorkerProcess(loop, std::move(options), std::move(stop)));
+  if (absl::Status status = worker->Init(); !status.ok()) {
+    worker->Shutdown(0);
+    return status;
+  }
+  return worker;
+}
+
+absl::Status WorkerProcess::Init() {
+  LB_RETURN_IF_ERROR(InitPlugin());
+  return InitNetwork();
+}
+
+absl::Status WorkerProcess::InitPlugin() {
+  LB_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Plugin> plugin, pjrt::Plugin::Load(options_.plugin_path));
+  LB_ASSIGN_OR_RETURN(client_, plugin->CreateClient(pjrt::Plugin::CpuOptions(options_.devices)));
+  LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterVirtualCompute(*plugin), "registering virtual compute"));
+  LB_ASSIGN_OR_RETURN(io_, BufferIo::Create(client_.get()));
+  const int devices = io_->device_count();
+  const int64_t host_share = PhysicalMemoryBytes() / 10 * 8 / devices;
+  const int64_t limit = options_.device_memory_limit > 0 ? options_.device_memory_limit : host_share;
+  limits_.device_bytes.assign(static_cast<size_t>(devices), limit);
+  limits_.host_bytes.assign(static_cast<size_t>(devices), host_share);
+  limits_.placed_launches_max = limits::kPlacedLaunchesPerDeviceMax;
+  limits_.policy_seed = SystemRandom().Next();
+  dispatcher_ = std::make_unique<Dispatcher>(devices);
+  pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
+  inbox_ = std::make_shared<Inbox>(loop_, [this] { EndOfTurn(); });
+  LogInfo("PJRT plugin ", plugin->path(), " (sha256 ", plugin->sha256(), "), platform ", client_->platform_name(), " ",
+          client_->platform_version(), ", C API ", plugin->api_major(), ".", plugin->api_minor(), ": ", devices,
+          " devices, ", limit, " bytes each",
+          io_->host_accessible() ? ", device memory is read and written in place" : "");
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::InitNetwork() {
+  dataplane::UcxOptions ucx;
+  ucx.base.self = incarnation_;
+  ucx.listen_address = options_.listen_host;
+  LB_ASSIGN_OR_RETURN(data_plane_, dataplane::MakeUcxDataPlane(std::move(ucx)));
+
+  admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
+  ControlServer::Callbacks server;
+  server.on_stream_resumed = [this](const ControlStreamId& stream, uint64_t received) {
+    return OnStreamResumed(stream, received);
+  };
+  server.on_stream_broken = [this](const ControlStreamId& stream) {
+    if (ControlSession* session = FindSession(stream)) session->OnBroken();
+  };
+  server.on_control = [this](const ControlStreamId& stream, absl::string_view payload) -> absl::Status {
+    ControlSession* session = FindSession(stream);
+    if (session == nullptr) return absl::FailedPreconditionError("the lease has ended");
+    WakeUp();  // reports leave at the end of this turn, once for all frames
+    return session->OnFrame(payload);
+  };
+  LB_ASSIGN_OR_RETURN(server_, ControlServer::Listen(loop_, JoinHostPort(options_.listen_host, options_.port), &admin_,
+                                                     std::move(server)));
+  if (options_.name.empty()) {
+    // With a fixed port the name survives a restart: the new life takes the place of the old one.
+    options_.name = options_.port != 0 ? absl::StrCat(HostName(), ":", options_.port)
+                                       : absl::StrCat(HostName(), "/", ::getpid(), "/", server_->port());
+  }
+  LogInfo("worker ", options_.name, " (", incarnation_.ToString(), ") listens on ", control_address(),
+          "; registering with the resource manager at ", options_.resource_manager_address);
+  if (!options_.port_file.empty()) {
+    LB_RETURN_IF_ERROR(WriteFileAtomically(options_.port_file, control_address() + "\n"));
+  }
+
+  WorkerAgent::Options agent;
+  agent.rm_address = options_.resource_manager_address;
+  agent.incarnation = incarnation_;
+  agent.info = Describe();
+  agent.times = options_.times;
+  WorkerAgent::Callbacks callbacks;
+  callbacks.on_activated = [](const Grant& grant, ProxyLife holder) {
+    LogInfo("granted: ", grant.ToString(), " to proxy ", holder.ToString());
+  };
+  callbacks.on_fence = [this](const Grant& grant, const absl::Status& why) { OnFence(grant, why); };
+  callbacks.on_restart = [this](const std::string& why) {
+    stop_(absl::FailedPreconditionError(absl::StrCat("this worker must be started again: ", why)));
+  };
+  callbacks.on_placed = [](PhysicalSliceId slice, int index) {
+    LogInfo("placed: worker ", index, " of ", slice.ToString());
+  };
+  agent_ = std::make_unique<WorkerAgent>(loop_, std::move(agent), std::move(callbacks));
+  server_->SetAgent(agent_.get());
+  timers_.push_back(loop_->RunEvery(TickPeriod(options_.times), [this] { OnTick(); }));
+  agent_->Start();
+  return absl::OkStatus();
+}
+
+std::string WorkerProcess::control_address() const {
+  return JoinHostPort(IsAnyAddress(options_.listen_host) ? HostName() : options_.listen_host, server_->port());
+}
+
+WorkerInfo WorkerProcess::Describe() const {
+  const pjrt::Plugin& plugin = client_->plugin();
+  WorkerInfo info;
+  info.set_name(options_.name);
+  info.set_host(HostName());
+  info.set_pid(::getpid());
+  info.set_platform(client_->platform_name());
+  info.set_plugin_name(plugin.path().substr(plugin.path().rfind('/') + 1));
+  info.set_plugin_version(absl::StrCat(plugin.api_major(), ".", plugin.api_minor()));
+  info.set_plugin_hash(plugin.sha256());
+  info.set_device_kind(client_->devices()[0].kind);
+  info.set_device_count(io_->device_count());
+  for (const pjrt::Memory* memory : client_->devices()[0].memories) info.add_memory_kinds(memory->kind);
+  info.set_control_address(control_address());
+  info.set_data_address(data_plane_->address());
+  return info;
+}
+
+// ---------------------------------------------------------------- control streams
+
+void WorkerProcess::WakeUp() { inbox_->Push([] {}); }
+
+ControlSession* WorkerProcess::FindSession(const ControlStreamId& stream) {
+  auto it = sessions_.find(stream.grant.slice);
+  if (it == sessions_.end() || !it->second->grant().SameNumber(stream.grant) ||
+      it->second->holder() != stream.holder) {
+    return nullptr;
+  }
+  return it->second.get();
+}
+
+// The lease core lets one grant of a slice in at a time, and only when the old one's work has ended.
+ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
+  if (ControlSession* session = FindSession(stream)) return *session;
+  auto context = std::make_shared<ShellContext>();
+  context->loop = loop_;
+  context->io = io_.get();
+  context->data_plane = data_plane_.get();
+  context->pool = pool_.get();
+  context->dispatcher = dispatcher_.get();
+  context->images = &images_;
+  context->inbox = inbox_;
+  ControlSession::Callbacks callbacks;
+  callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
+  callbacks.on_heartbeat = [this, stream](int64_t echo_ns) { return agent_->OnHolderHeartbeat(stream.grant, echo_ns); };
+  auto made = std::make_unique<ControlSession>(stream.grant, stream.holder, std::move(context), incarnation_, limits_,
+                                               stream.space != 0 ? stream.space : stream.holder.value(),
+                                               std::move(callbacks));
+  ControlSession& session = *made;
+  sessions_[stream.grant.slice] = std::move(made);
+  return session;
+}
+
+uint64_t WorkerProcess::OnStreamResumed(const ControlStreamId& stream, uint64_t received) {
+  if (!stream.data_address.empty()) {
+    absl::Status status = data_plane_->AddPeer(Incarnation(stream.holder.value()), stream.data_address);
+    if (!status.ok()) LogError("the data plane of proxy ", stream.holder.ToString(), ": ", status.ToString());
+  }
+  ControlSession& session = SessionOf(stream);
+  if (absl::Status status = session.Resume(received); !status.ok()) {
+    LogError("control stream of ", stream.grant.ToString(), " cannot resume: ", status.message());
+  } else {
+    LogInfo("control stream of ", stream.grant.ToString(), " from proxy ", stream.holder.ToString(), " is up");
+  }
+  WakeUp();  // the welcome goes first
+  return session.applied_ops();
+}
+
+// ---------------------------------------------------------------- leases and time
+
+void WorkerProcess::OnFence(const Grant& grant, const absl::Status& why) {
+  LogWarning("fenced: ", grant.ToString(), ": ", why.message());
+  auto it = sessions_.find(grant.slice);
+  if (it == sessions_.end() || !it->second->grant().SameNumber(grant)) {
+    agent_->OldWorkEnded(grant.slice);  // its holder never came
+    return;
+  }
+  server_->CloseStream(grant);
+  it->second->Fence(why);
+  fenced_.push_back(std::move(it->second));
+  sessions_.erase(it);
+  CheckOldWork();
+}
+
+void WorkerProcess::CheckOldWork() {
+  for (size_t i = 0; i < fenced_.size();) {
+    if (!fenced_[i]->OldWorkEnded()) {
+      ++i;
+      continue;
+    }
+    const Grant grant = fenced_[i]->grant();
+    LogInfo("nothing of ", grant.ToString(), " is left");
+    fenced_.erase(fenced_.begin() + static_cast<std::ptrdiff_t>(i));
+    agent_->OldWorkEnded(grant.slice);
+  }
+  if (draining_ && sessions_.empty() && fenced_.empty()) {
+    draining_ = false;
+    stop_(absl::OkStatus());
+  }
+}
+
+void WorkerProcess::OnTick() {
+  const TimeNs now = loop_->Now();
+  for (auto& [slice, session] : sessions_) session->shell().core().OnTime(now);
+  if (now - last_heartbeat_ >= options_.times.heartbeat) {
+    last_heartbeat_ = now;
+    for (auto& [slice, session] : sessions_) session->SendHeartbeat();
+  }
+  for (auto& session : fenced_) session->CloseHolderIfStuck();
+  EndOfTurn();
+  if (draining_ && now >= drain_until_) {
+    draining_ = false;
+    LogWarning("the drain's grace has passed; what is left here is lost");
+    stop_(absl::OkStatus());
+  }
+}
+
+void WorkerProcess::EndOfTurn() {
+  for (auto& [slice, session] : sessions_) session->Flush();
+  if (!fenced_.empty() || draining_) CheckOldWork();
+}
+
+void WorkerProcess::Drain(const std::string& reason) {
+  if (draining_ || shut_down_) return;
+  LogInfo("draining: ", reason);
+  draining_ = true;
+  drain_until_ = loop_->Now() + options_.drain_grace;
+  agent_->Drain(reason);
+  WakeUp();
+}
+
+bool WorkerProcess::Shutdown(DurationNs patience) {
+  if (shut_down_) return true;
+  for (Loop::TimerId timer : timers_) loop_->Cancel(timer);
+  timers_.clear();
+  if (agent_ != nullptr) {
+    agent_->Leave();
+    loop_->RunOnce(0);
+  }
+  if (server_ != nullptr) server_->SetAgent(nullptr);
+  const absl::Status why = absl::DataLossError(absl::StrCat("worker ", options_.name, " has stopped"));
+  for (auto& [slice, session] : sessions_) {
+    server_->CloseStream(session->grant());
+    session->Fence(why);
+    fenced_.push_back(std::move(session));
+  }
+  sessions_.clear();
+  server_.reset();
+  if (data_plane_ != nullptr) data_plane_->Shutdown();  // ends pulls; peers read nothing any more
+  const TimeNs until = loop_->Now() + patience;
+  auto idle = [&] {
+    return std::all_of(fenced_.begin(), fenced_.end(), [](const auto& session) { return session->Idle(); });
+  };
+  while (!idle() && loop_->Now() < until) loop_->RunOnce(std::min<DurationNs>(until - loop_->Now(), 50 * kMillisecond));
+  if (!idle()) {
+    LogError("some launch does not end; leaving anyway");
+    return false;
+  }
+  if (dispatcher_ != nullptr) dispatcher_->Shutdown();
+  fenced_.clear();
+  if (pool_ != nullptr) pool_->Shutdown();
+  if (inbox_ != nullptr) inbox_->Close();
+  agent_.reset();
+  data_plane_.reset();
+  io_.reset();
+  client_.reset();
+  shut_down_ = true;
+  return true;
+}
+
+// ---------------------------------------------------------------- looking inside
+
+json WorkerProcess::Status() {
+  json out;
+  out["name"] = options_.name;
+  out["incarnation"] = incarnation_.ToString();
+  out["address"] = control_address();
+  out["version"] = BuildVersion();
+  out["resource_manager"] = {{"address", options_.resource_manager_address}, {"connected", agent_->rm_up()}};
+  out["plugin"] = {{"path", client_->plugin().path()},
+                   {"sha256", client_->plugin().sha256()},
+                   {"platform", client_->platform_name()},
+                   {"device_memory_in_place", io_->host_accessible()}};
+  out["draining"] = draining_;
+  json grants = json::array();
+  for (auto& [slice, session] : sessions_) {
+    json grant = {{"grant", session->grant().ToString()},
+                  {"holder", session->holder().ToString()},
+                  {"connected", session->connected()},
+                  {"launches_handed_over", session->shell().launches_open()}};
+    grant["queues"] = json::parse(session->shell().core().ExplainJson(loop_->Now()), nullptr, false);
+    Heartbeat use;
+    session->shell().core().FillDeviceUse(&use);
+    json devices = json::array();
+    for (const DeviceUse& device : use.devices()) {
+      devices.push_back({{"device", device.device()},
+                         {"bytes_in_use", device.bytes_in_use()},
+                         {"bytes_limit", device.bytes_limit()},
+                         {"bytes_peak", device.bytes_peak()},
+                         {"launches_queued", device.launches_queued()},
+                         {"launches_placed", device.launches_placed()}});
+    }
+    grant["devices"] = std::move(devices);
+    grants.push_back(std::move(grant));
+  }
+  out["grants"] = std::move(grants);
+  out["fenced"] = fenced_.size();
+  out["launches_to_issue"] = dispatcher_->queued();
+  const dataplane::DataPlaneStats stats = data_plane_->Stats();
+  out["data_plane"] = {{"bytes_sent", stats.bytes_sent},
+                       {"bytes_received", stats.bytes_received},
+                       {"pulls_open", stats.pulls_open},
+                       {"keys_published", stats.keys_published}};
+  return out;
+}
+
+}  // namespace landbridge

@@ -1,0 +1,105 @@
+// A worker: one process per accelerator host. Registers with the resource manager, takes a holder's control stream,
+// and does what it says with the PJRT plugin.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/limits.h"
+#include "cluster/admin.h"
+#include "cluster/control_server.h"
+#include "cluster/worker_agent.h"
+#include "dataplane/data_plane.h"
+#include "env/loop.h"
+#include "pjrt/client.h"
+#include "worker/shell/control_session.h"
+
+namespace landbridge {
+
+struct WorkerOptions {
+  std::string resource_manager_address;
+  std::string listen_host = "127.0.0.1";
+  int port = 0;                         // 0: any free one
+  std::string port_file;                // gets "host:port\n" when we listen
+  std::string name;                     // the same when the worker is started again; empty: host and port or pid
+  std::string plugin_path;
+  int devices = 4;                      // CPU plugins only: others show what is there
+  int64_t device_memory_limit = 0;      // bytes per device; 0: 80 % of the host's memory over all devices
+  LeaseTimes times;
+  DurationNs drain_grace = 30 * kSecond;
+  int pool_threads = 2;
+};
+
+// Thread-safety: the loop's thread only; the constructor and Shutdown may run before and after the loop does.
+class WorkerProcess {
+ public:
+  // Loads the plugin, opens the data plane and the port, writes the port file, and begins to register. Call
+  // pjrt::PreparePluginEnvironment before. `stop` is called, on the loop, when the process should end; with a reason
+  // if that is a failure (then only a new life helps: exit with an error, so that the launcher starts another).
+  static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(Loop* loop, WorkerOptions options,
+                                                              std::function<void(const absl::Status&)> stop);
+  ~WorkerProcess();
+
+  // SIGTERM: no new grants; the holder hears that we drain. `stop` is called when no holder is left or the grace has
+  // passed.
+  void Drain(const std::string& reason);
+  // In this order: the port, the holders (fenced), the data plane (no byte lands any more), the launches (waited for
+  // as long as `patience`), dispatch threads, pool, buffers and programs, plugin client. Blocks. False: some launch
+  // did not end; then do not destroy this object but leave the process with _exit.
+  bool Shutdown(DurationNs patience);
+
+  int port() const { return server_->port(); }
+  std::string control_address() const;
+  Incarnation incarnation() const { return incarnation_; }
+  const pjrt::Client& client() const { return *client_; }
+  nlohmann::json Status();
+
+ private:
+  WorkerProcess(Loop* loop, WorkerOptions options, std::function<void(const absl::Status&)> stop);
+  absl::Status Init();
+  absl::Status InitPlugin();
+  absl::Status InitNetwork();
+  WorkerInfo Describe() const;
+
+  uint64_t OnStreamResumed(const ControlStreamId& stream, uint64_t received);
+  ControlSession& SessionOf(const ControlStreamId& stream);
+  void OnFence(const Grant& grant, const absl::Status& why);
+  void OnTick();
+  void EndOfTurn();
+  void CheckOldWork();
+  ControlSession* FindSession(const ControlStreamId& stream);
+  void WakeUp();
+
+  Loop* const loop_;
+  WorkerOptions options_;
+  const std::function<void(const absl::Status&)> stop_;
+  const Incarnation incarnation_;
+
+  std::unique_ptr<pjrt::Client> client_;
+  std::unique_ptr<BufferIo> io_;
+  WorkerLimits limits_;
+  std::unique_ptr<dataplane::DataPlane> data_plane_;
+  std::unique_ptr<TaskPool> pool_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  ImageBudget images_{limits::kImagesStagedBytesMax};
+  std::shared_ptr<Inbox> inbox_;
+  AdminTable admin_;
+  std::unique_ptr<ControlServer> server_;
+  std::unique_ptr<WorkerAgent> agent_;
+
+  absl::flat_hash_map<PhysicalSliceId, std::unique_ptr<ControlSession>> sessions_;
+  std::vector<std::unique_ptr<ControlSession>> fenced_;   // until their old work has ended
+  std::vector<Loop::TimerId> timers_;
+  TimeNs last_heartbeat_ = 0;
+  bool draining_ = false;
+  TimeNs drain_until_ = 0;
+  bool shut_down_ = false;
+};
+
+}  // namespace landbridge

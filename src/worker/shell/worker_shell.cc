@@ -1,0 +1,183 @@
+#include "worker/shell/worker_shell.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+
+namespace landbridge {
+namespace {
+
+// The plugin's number of a launch: unique in the process among launches that are not done, never 0. All grants of the
+// process share it.
+int32_t NextLaunchId() {
+  static std::atomic<uint32_t> last{0};
+  while (true) {
+    const uint32_t id = (last.fetch_add(1) + 1) & 0x7fffffffu;
+    if (id != 0) return static_cast<int32_t>(id);
+  }
+}
+
+}  // namespace
+
+WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, Options options)
+    : context_(std::move(context)),
+      report_(std::move(options.report)),
+      core_(options.self, options.limits, this),
+      puller_(context_.get()),
+      loads_(context_.get(), &puller_),
+      uploads_(context_.get(), &puller_),
+      makes_(context_.get(), &puller_),
+      publishes_(context_.get()),
+      reads_(context_.get()),
+      device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
+  context_->core = &core_;
+  context_->space = options.space;
+  context_->proxy = options.proxy;
+}
+
+WorkerShell::~WorkerShell() {
+  loads_.Clear();
+  context_->store.Clear();
+  context_->closed = true;
+  context_->core = nullptr;
+}
+
+void WorkerShell::Fence(const absl::Status& why) {
+  core_.Fence(why, context_->Now());
+  puller_.CancelAll(why);
+  publishes_.StopAll(why);
+  reads_.StopAll();
+}
+
+bool WorkerShell::Idle() const { return launches_open_ == 0 && context_->open == 0; }
+
+void WorkerShell::Report(WorkerReport report) { report_(std::move(report)); }
+void WorkerShell::Load(const LoadExecutable& load) { loads_.Start(load); }
+void WorkerShell::Unload(ExecutableId executable) { loads_.Unload(executable); }
+void WorkerShell::StartUpload(std::shared_ptr<const Upload> upload) { uploads_.Start(std::move(upload)); }
+void WorkerShell::UploadBytes(uint64_t key, std::string data) { uploads_.Bytes(key, std::move(data)); }
+void WorkerShell::CancelUpload(uint64_t key, const absl::Status& why) { uploads_.Cancel(key, why); }
+void WorkerShell::StartMake(std::shared_ptr<const MakeBuffers> make, int index) {
+  makes_.Start(std::move(make), index);
+}
+void WorkerShell::CancelMake(Ticket ticket, int index, const absl::Status& why) { makes_.Cancel(ticket, index, why); }
+void WorkerShell::StartPublish(const Publish& publish) { publishes_.Start(publish); }
+void WorkerShell::FailPublish(TransferId transfer, const absl::Status& why) { publishes_.Fail(transfer, why); }
+void WorkerShell::StopPublish(TransferId transfer, const absl::Status& why) { publishes_.Stop(transfer, why); }
+void WorkerShell::StartRead(const Read& read, bool snapshot) { reads_.Start(read, snapshot); }
+void WorkerShell::SnapshotRead(uint64_t read) { reads_.Snapshot(read); }
+void WorkerShell::StopRead(uint64_t read) { reads_.Stop(read); }
+void WorkerShell::Free(BufferRef ref) { context_->store.Erase(ref); }
+void WorkerShell::PeerLost(Incarnation peer, const absl::Status& why) { context_->data_plane->ClosePeer(peer, why); }
+
+void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*place*/) {
+  const Ticket ticket(launch->ticket());
+  std::vector<int> devices(launch->devices().begin(), launch->devices().end());
+  ++launches_open_;
+  absl::StatusOr<LaunchWork> work = Resolve(*launch);
+  if (!work.ok()) {
+    const TimeNs now = context_->Now();
+    context_->Post([this, ticket, status = work.status(), now] { OnLaunchDone(ticket, {}, status, now, now); });
+    return;
+  }
+  context_->dispatcher->Enqueue(
+      devices, [this, context = context_, ticket, devices, work = *std::move(work)]() mutable {
+        IssueLaunch(context->io->client(), std::move(work), *context->loop,
+                    [this, context, ticket, devices](absl::Status status, TimeNs start, TimeNs end) {
+                      context->Post([this, ticket, devices, status = std::move(status), start, end] {
+                        OnLaunchDone(ticket, devices, status, start, end);
+                      });
+                    });
+      });
+}
+
+absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
+  LaunchWork work;
+  work.program = loads_.Find(ExecutableId(launch.executable()));
+  if (work.program == nullptr) {
+    return absl::InternalError(absl::StrCat("program x", launch.executable(), " is not loaded"));
+  }
+  const ExecutableInfo& info = work.program->info;
+  const std::string name = absl::StrCat("launch of ", info.name());
+  if (launch.devices_size() != std::max(info.num_devices(), 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": ", launch.devices_size(), " devices for a program of ",
+                                                   info.num_devices()));
+  }
+  if (launch.args_size() != info.parameters_size() || launch.outputs_size() != info.outputs_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": ", launch.args_size(), " arguments and ",
+                                                   launch.outputs_size(), " outputs for a program with ",
+                                                   info.parameters_size(), " and ", info.outputs_size()));
+  }
+  work.devices.assign(launch.devices().begin(), launch.devices().end());
+  for (int device : work.devices) {
+    if (device < 0 || device >= context_->io->device_count()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": there is no local device ", device));
+    }
+  }
+  if (!info.portable() && work.devices.size() > 1) {
+    // The arguments go in the order of the assignment that the program was loaded with.
+    const std::vector<int>& loaded = work.program->executable->device_ids();
+    for (size_t d = 0; d < work.devices.size(); ++d) {
+      if (d >= loaded.size() ||
+          context_->io->client().devices()[static_cast<size_t>(work.devices[d])].id != loaded[d]) {
+        return absl::InvalidArgumentError(absl::StrCat(name, ": its devices are not those it was loaded for"));
+      }
+    }
+  }
+  work.donated.assign(launch.donated().begin(), launch.donated().end());
+  for (uint32_t parameter : work.donated) {
+    if (parameter >= static_cast<uint32_t>(launch.args_size())) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": there is no parameter ", parameter, " to donate"));
+    }
+  }
+  for (int32_t parameter : info.donated_parameters()) {
+    if (std::find(work.donated.begin(), work.donated.end(), static_cast<uint32_t>(parameter)) == work.donated.end()) {
+      work.kept.push_back(parameter);
+    }
+  }
+  const size_t shards = work.devices.size();
+  work.arguments.resize(shards);
+  work.outputs.resize(shards);
+  for (size_t d = 0; d < shards; ++d) {
+    work.arguments[d].reserve(static_cast<size_t>(launch.args_size()));
+    for (const LaunchArg& arg : launch.args()) {
+      if (arg.shards_size() != 0 && static_cast<size_t>(arg.shards_size()) != shards) {
+        return absl::InvalidArgumentError(absl::StrCat(name, ": an argument of ", arg.shards_size(), " shards on ",
+                                                       shards, " devices"));
+      }
+      const BufferRef ref = arg.shards_size() != 0 ? RefOf(arg.shards(static_cast<int>(d)))
+                                                   : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+      const DeviceStore::Entry* entry = context_->store.Find(ref);
+      if (entry == nullptr) return absl::InternalError(absl::StrCat(name, ": ", ref.ToString(), " is not here"));
+      work.arguments[d].push_back(entry->slot);
+    }
+  }
+  for (size_t d = 0; d < shards; ++d) {
+    work.outputs[d].reserve(static_cast<size_t>(launch.outputs_size()));
+    for (uint64_t array : launch.outputs()) {
+      work.outputs[d].push_back(
+          context_->store.Create(BufferRef{ArrayId(array), static_cast<uint32_t>(d)}, work.devices[d]));
+    }
+  }
+  work.launch_id = NextLaunchId();
+  return work;
+}
+
+void WorkerShell::OnLaunchDone(Ticket ticket, const std::vector<int>& devices, const absl::Status& status, TimeNs start,
+                               TimeNs end) {
+  --launches_open_;
+  DurationNs run = 0;
+  for (int device : devices) {
+    TimeNs& busy_until = device_busy_until_[static_cast<size_t>(device)];
+    run = std::max(run, end - std::max(start, busy_until));
+    busy_until = std::max(busy_until, end);
+  }
+  core_.OnLaunchDone(ticket, status, std::max<DurationNs>(run, 0), context_->Now());
+}
+
+}  // namespace landbridge

@@ -1,0 +1,88 @@
+// Does what the worker's core decides, with the plugin and the data plane. One per grant.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "worker/shell/launcher.h"
+#include "worker/shell/loads.h"
+#include "worker/shell/makes.h"
+#include "worker/shell/publishes.h"
+#include "worker/shell/puller.h"
+#include "worker/shell/reads.h"
+#include "worker/shell/shell_context.h"
+#include "worker/shell/uploads.h"
+#include "worker/worker_core.h"
+
+namespace landbridge {
+
+// Plugin and data plane never call into it: their events come through the context's inbox.
+//
+// Lifetime: destroy it only when Idle(); events that come later are dropped.
+//
+// Thread-safety: the loop's thread only.
+class WorkerShell : public WorkerSink {
+ public:
+  struct Options {
+    Incarnation self;
+    WorkerLimits limits;
+    dataplane::PeerId proxy;
+    uint64_t space = 0;
+    std::function<void(WorkerReport)> report;  // must not call back into the shell
+  };
+
+  // Of `context` everything up to `inbox` is set.
+  WorkerShell(std::shared_ptr<ShellContext> context, Options options);
+  ~WorkerShell() override;
+
+  WorkerCore& core() { return core_; }
+  const WorkerCore& core() const { return core_; }
+
+  // The grant has ended. Afterwards nothing new starts; Idle turns true when nothing can act any more.
+  void Fence(const absl::Status& why);
+  // Nothing that was handed to the plugin, the data plane or the pool is left.
+  bool Idle() const;
+  int64_t launches_open() const { return launches_open_; }
+
+  // WorkerSink:
+  void Report(WorkerReport report) override;
+  void Load(const LoadExecutable& load) override;
+  void Unload(ExecutableId executable) override;
+  void HandOver(std::shared_ptr<const Launch> launch, uint64_t place) override;
+  void StartUpload(std::shared_ptr<const Upload> upload) override;
+  void UploadBytes(uint64_t key, std::string data) override;
+  void CancelUpload(uint64_t key, const absl::Status& why) override;
+  void StartMake(std::shared_ptr<const MakeBuffers> make, int index) override;
+  void CancelMake(Ticket ticket, int index, const absl::Status& why) override;
+  void StartPublish(const Publish& publish) override;
+  void FailPublish(TransferId transfer, const absl::Status& why) override;
+  void StopPublish(TransferId transfer, const absl::Status& why) override;
+  void StartRead(const Read& read, bool snapshot) override;
+  void SnapshotRead(uint64_t read) override;
+  void StopRead(uint64_t read) override;
+  void Free(BufferRef ref) override;
+  void PeerLost(Incarnation peer, const absl::Status& why) override;
+
+ private:
+  absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
+  void OnLaunchDone(Ticket ticket, const std::vector<int>& devices, const absl::Status& status, TimeNs start,
+                    TimeNs end);
+
+  const std::shared_ptr<ShellContext> context_;
+  const std::function<void(WorkerReport)> report_;
+  WorkerCore core_;
+  Puller puller_;
+  Loads loads_;
+  Uploads uploads_;
+  Makes makes_;
+  Publishes publishes_;
+  Reads reads_;
+  std::vector<TimeNs> device_busy_until_;  // end of the last launch that is done
+  int64_t launches_open_ = 0;
+};
+
+}  // namespace landbridge

@@ -1,0 +1,227 @@
+"""Real faults on clusters of their own: killed, stopped and restarted processes."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import fresh_cluster
+
+PRELUDE = """
+import os, signal, sys, time
+import numpy as np, jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+def mesh(s):
+    return Mesh(np.array([d for d in jax.devices() if d.slice_index == s]), ("x",))
+def put(v, s):
+    return jax.device_put(v, NamedSharding(mesh(s), P("x")))
+def raises(f, word):
+    try:
+        f()
+    except Exception as e:
+        assert word in str(e), f"{word} is not in: {e}"
+        return str(e)
+    raise AssertionError("no error")
+def await_stdin():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def wait_ready(process):
+    line = process.stdout.readline()
+    assert line.strip() == "ready", line + process.stderr.read()
+
+
+def go(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def finish(process, timeout=90):
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, f"exit {process.returncode}\n{out[-3000:]}\n{err[-6000:]}"
+    return out
+
+
+def test_killed_worker_is_data_loss_there_only(own_cluster):
+    p = own_cluster.start(PRELUDE + """
+x, y = (jax.jit(lambda v: v + 1)(put(np.zeros((8, 4), np.float32), s)) for s in (0, 1))
+jax.block_until_ready((x, y))
+await_stdin()
+text = raises(lambda: np.asarray(x), "DATA_LOSS")
+assert "worker" in text and "slice" in text, text
+raises(lambda: np.asarray(jax.jit(lambda v: v + 1)(x)), "DATA_LOSS")
+np.testing.assert_array_equal(np.asarray(y), np.ones((8, 4)))
+np.testing.assert_array_equal(np.asarray(jax.jit(lambda v: v * 3)(y)), np.full((8, 4), 3))
+x.delete()
+print("done", flush=True)
+""")
+    wait_ready(p)
+    os.kill(own_cluster.pid("worker-0-0"), signal.SIGKILL)
+    time.sleep(0.5)
+    go(p)
+    assert "done" in finish(p)
+
+
+def test_restarted_worker_serves_the_same_virtual_devices(own_cluster):
+    p = own_cluster.start(PRELUDE + """
+f = jax.jit(lambda v: v + 1)
+x = f(put(np.zeros((8, 4), np.float32), 0))
+x.block_until_ready()
+await_stdin()
+raises(lambda: np.asarray(x), "DATA_LOSS")
+z = f(put(np.full((8, 4), 5, np.float32), 0))     # same virtual devices, same executable
+np.testing.assert_array_equal(np.asarray(z), np.full((8, 4), 6))
+raises(lambda: np.asarray(x), "DATA_LOSS")        # lost stays lost
+print("done", flush=True)
+""")
+    wait_ready(p)
+    pid = own_cluster.pid("worker-0-0")
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.time() + 30
+    while time.time() < deadline:
+        now = own_cluster.refresh()["worker-0-0"]
+        if now["pid"] != pid and now.get("alive", True):
+            break
+        time.sleep(0.2)
+    else:
+        pytest.fail("the worker was not started again")
+    go(p)
+    assert "done" in finish(p)
+
+
+def test_stopped_client_and_proxy_do_not_stop_dispatched_work(own_cluster):
+    """A -> B -> C on one slice, each 400 ms of device time: all end while client and proxy are stopped."""
+    p = own_cluster.start(PRELUDE + """
+import landbridge
+d = [d for d in jax.devices() if d.slice_index == 0][0]
+f = jax.jit(lambda v: landbridge.virtual_compute(v + 1, duration_us=400_000))
+x = jax.device_put(np.zeros((4,), np.float32), d)
+f(x).block_until_ready()
+t = time.monotonic()
+c = f(f(f(x)))
+assert time.monotonic() - t < 0.3, "dispatch waited for the device"
+await_stdin()
+t = time.monotonic()
+np.testing.assert_array_equal(np.asarray(c), np.full(4, 3))
+assert time.monotonic() - t < 0.35, "the chain had not run meanwhile"
+print("done", flush=True)
+""")
+    wait_ready(p)
+    time.sleep(0.1)
+    stopped = [p.pid, own_cluster.pid("proxy")]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.6)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    go(p)
+    assert "done" in finish(p)
+
+
+def test_stopped_worker_is_fenced_and_its_slice_serves_again():
+    """SIGSTOP past the lease: DATA_LOSS; after SIGCONT nothing of the old life reaches anybody."""
+    with fresh_cluster("--lease_ms", "1500") as c:
+        p = c.start(PRELUDE + """
+x, y = (jax.jit(lambda v: v + 1)(put(np.zeros((8, 4), np.float32), s)) for s in (0, 1))
+jax.block_until_ready((x, y))
+z = jax.jit(lambda v: v * 2)(y)
+before = np.asarray(z).tobytes()
+await_stdin()
+raises(lambda: np.asarray(x + 1), "DATA_LOSS")
+await_stdin()
+raises(lambda: np.asarray(x + 1), "DATA_LOSS")
+n = jax.jit(lambda v: v + 1)(put(np.full((8, 4), 2, np.float32), 0))
+np.testing.assert_array_equal(np.asarray(n), np.full((8, 4), 3))
+assert np.asarray(jax.jit(lambda v: v * 2)(y)).tobytes() == before
+print("done", flush=True)
+""")
+        wait_ready(p)
+        pid = c.pid("worker-0-0")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.5)
+        go(p)
+        wait_ready(p)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(2.5)
+        go(p)
+        assert "done" in finish(p)
+
+
+def test_killed_client_leaves_nothing(own_cluster):
+    p = own_cluster.start(PRELUDE + """
+keep = [put(np.full((512, 512), i, np.float32), i % 2) for i in range(20)]
+g = [jax.jit(lambda v: v + 1)(k) for k in keep]
+jax.block_until_ready(g)
+await_stdin()
+""")
+    wait_ready(p)
+    counts = own_cluster.status()["proxy"]["counts"]
+    assert counts["sessions"] == 1 and counts["arrays"] >= 40
+    p.kill()
+    p.wait()
+    deadline = time.time() + 20
+    while time.time() < deadline:
+        status = own_cluster.status()
+        counts = status["proxy"]["counts"]
+        if all(counts[k] == 0 for k in ("sessions", "arrays", "buffers", "executables", "requests", "host_buffers")):
+            break
+        time.sleep(0.2)
+    else:
+        pytest.fail(f"left behind: {counts}")
+    own_cluster.script(PRELUDE + "assert float(jnp.sum(put(np.ones((8, 4), np.float32), 1))) == 32")
+
+
+def test_ctrl_c_in_a_blocked_read_leaves_a_usable_session(own_cluster):
+    p = own_cluster.start(PRELUDE + """
+import landbridge
+f = jax.jit(lambda v: landbridge.virtual_compute(v, duration_us=1_500_000))
+x = f(np.ones(4, np.float32))
+print("ready", flush=True)
+try:
+    np.asarray(x)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+np.testing.assert_array_equal(np.asarray(x), np.ones(4))
+assert float(jax.jit(lambda v: v + 1)(1.0)) == 2
+print("done", flush=True)
+""")
+    wait_ready(p)
+    time.sleep(0.4)
+    p.send_signal(signal.SIGINT)
+    assert "done" in finish(p)
+
+
+def test_killed_proxy_ends_the_client_with_an_error(own_cluster):
+    p = own_cluster.start(PRELUDE + """
+x = jax.jit(lambda v: v + 1)(np.ones(4, np.float32))
+x.block_until_ready()
+await_stdin()
+raises(lambda: jax.device_get(jax.jit(lambda v: v + 2)(x)), "")
+""")
+    wait_ready(p)
+    os.kill(own_cluster.pid("proxy"), signal.SIGKILL)
+    go(p)
+    try:
+        p.wait(timeout=60)   # the stock client raises, or aborts by itself in some paths; it must not hang
+    except subprocess.TimeoutExpired:
+        p.kill()
+        pytest.fail("the client hung")
+
+
+@pytest.mark.parametrize("fault", ["abort", "loop"])
+def test_compiler_process_faults_fail_that_compile_only(fault):
+    with fresh_cluster("--proxy-arg=--enable_test_faults", "--proxy-arg=--compile_timeout_ms=4000") as c:
+        c.script(PRELUDE + f"""
+def bad(v):
+    return jax.ffi.ffi_call("landbridge_test_fault_{fault}", jax.ShapeDtypeStruct((4,), np.float32))(v)
+text = raises(lambda: jax.jit(bad)(np.ones(4, np.float32)), "compile")
+assert not any(w in text for w in ("DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED")), text
+assert float(jax.jit(lambda v: v + 1)(1.0)) == 2
+print(text)
+""")
+        for name, process in c.status_processes().items() if hasattr(c, "status_processes") else c.refresh().items():
+            assert process.get("alive", True), name
