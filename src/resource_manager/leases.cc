@@ -291,7 +291,7 @@ absl::Status ResourceManagerCore::OnHolderReport(const HolderReport& report, Tim
     requests[said.id()] = std::move(request);
   }
   proxy->requests = std::move(requests);
-  if (highest > term_) NewTerm(highest, "another resource manager was there before", now);
+  NoteTerm(highest, now);
   if (proxy->promised != term_) proxy->dirty = true;
 
   if (proxy->refused.empty()) {
@@ -390,7 +390,9 @@ void ResourceManagerCore::ServeQueue(TimeNs now) {
       } else if (wanted.type() != options_.type.text) {
         waits_for = absl::StrCat("a slice of type ", wanted.type(), "; this cluster has only ", options_.type.text);
       } else {
-        slice = blocked || !Current(*entry.proxy, now) ? -1 : FindFreeSlice(now);
+        // A proxy whose link has just broken keeps its turn for a while, but gets no offer that it could not hear.
+        const bool hears = Current(*entry.proxy, now) && entry.proxy->linked;
+        slice = blocked || !hears ? -1 : FindFreeSlice(now);
         if (slice >= 0) {
           Lease lease;
           lease.grant.slice = PhysicalSliceId(slice);

@@ -148,7 +148,7 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
     worker->dirty = true;
     changed_ = true;
   }
-  if (report.promised_term() > term_) NewTerm(report.promised_term(), "another resource manager was there before", now);
+  NoteTerm(report.promised_term(), now);
   if (worker->promised != term_) worker->dirty = true;
 
   if (report.has_info() && !worker->know_info) {

@@ -43,6 +43,13 @@ void ResourceManagerCore::NewTerm(uint64_t above, const std::string& why, TimeNs
   }
 }
 
+void ResourceManagerCore::NoteTerm(uint64_t reported, TimeNs now) {
+  // Another life of our generation is above or below us by chance: we go above it in every case.
+  if (reported != term_ && reported >> kTermLifeBits >= term_ >> kTermLifeBits) {
+    NewTerm(reported, "another resource manager was there before", now);
+  }
+}
+
 void ResourceManagerCore::Observe(TimeNs now) {
   const TimeNs before = std::exchange(last_event_, now);
   if (now - before > PauseThreshold(options_.times)) {

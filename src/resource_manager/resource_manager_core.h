@@ -138,6 +138,7 @@ class ResourceManagerCore {
   // --- Time and terms (resource_manager_core.cc).
   void Observe(TimeNs now);
   void NewTerm(uint64_t above, const std::string& why, TimeNs now);
+  void NoteTerm(uint64_t reported, TimeNs now);  // goes above terms of other lives of the RM
   void Settle(TimeNs now);
   void EndOfEvent(TimeNs now);
   void Flush(TimeNs now, bool periodic);

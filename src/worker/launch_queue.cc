@@ -529,13 +529,23 @@ void LaunchQueue::OnLaunchDone(Ticket ticket, const absl::Status& status, Durati
     auto program = programs_.find(ExecutableId(node->op->executable()));
     if (program != programs_.end()) {
       DurationNs& estimate = program->second->run_estimate;
-      estimate = estimate == 0 ? run_ns : (3 * estimate + run_ns) / 4;
+      const bool first = estimate == 0;
+      estimate = first ? run_ns : (3 * estimate + run_ns) / 4;
+      if (first) RenewCandidates(*program->second);
     }
   }
   if (!status.ok()) {
     for (Buffer* buffer : node->outputs) context_->buffers.SetDoubtful(*buffer);
   }
   for (uint32_t device : node->devices) look_at_.push_back(device);
+}
+
+void LaunchQueue::RenewCandidates(const Program& program) {
+  launches_.ForEach([&](SlabHandle, const Node& node) {
+    if (node.stage != Stage::kCandidate || node.program != &program) return;
+    sequencer_.Withdraw(node.ticket);
+    sequencer_.AddCandidate(MakeCandidate(node));
+  });
 }
 
 // A launch ends when everything before it on its devices has ended. So progress is in log order, and whether an input

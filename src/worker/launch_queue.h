@@ -96,6 +96,7 @@ class LaunchQueue {
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);
   Candidate MakeCandidate(const Node& node) const;
+  void RenewCandidates(const Program& program);     // its run time is known now
   void HandOver(Node& node, uint64_t place);
   void Drop(Node& node, const PoisonPtr& why);      // not handed over: poison, release, forget
   void End(Node& node);                             // handed over and done, all before it too

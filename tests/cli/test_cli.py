@@ -246,7 +246,7 @@ print("interrupts:", len(seen), flush=True)
     while b"ready" not in output:
         output += os.read(terminal, 1000)
     os.write(terminal, b"\x03")
-    while b"interrupts:" not in output:
+    while b"interrupts:" not in output or not output.endswith(b"\n"):
         output += os.read(terminal, 1000)
     assert b"interrupts: 1" in output, output
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

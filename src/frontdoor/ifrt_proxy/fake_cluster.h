@@ -105,6 +105,8 @@ class FakeCluster final : public ControllerSink {
     std::map<uint64_t, Program> programs;
     std::map<uint64_t, Upload> uploads;    // whose bytes come later
     std::map<uint64_t, Ref> published;
+    std::set<Ref> pulling;
+    std::vector<WorkerOp> waiting;         // for those
   };
 
   static Controller::Options MakeOptions() {
@@ -134,6 +136,8 @@ class FakeCluster final : public ControllerSink {
   void Fill(Incarnation worker, const Upload& upload, const UploadData& data) {
     std::vector<Ref> refs;
     for (const Target& target : upload.targets()) refs.push_back(RefOf(target.ref()));
+    for (const Ref& ref : refs) workers_[worker].pulling.erase(ref);
+    for (WorkerOp& op : std::exchange(workers_[worker].waiting, {})) queue_.emplace_back(worker, std::move(op));
     if (data.error().code() != 0) {
       Poison(worker, refs, data.error());
     } else {
@@ -157,6 +161,7 @@ class FakeCluster final : public ControllerSink {
       case WorkerOp::kUpload:
         if (op.upload().pulled()) {
           const Upload upload = op.upload();
+          for (const Target& target : upload.targets()) w.pulling.insert(RefOf(target.ref()));
           return pull(worker, upload, [this, worker, upload](absl::StatusOr<std::string> bytes) {
             FinishPull(worker, upload, std::move(bytes));
           });
@@ -216,6 +221,10 @@ class FakeCluster final : public ControllerSink {
         }
         return Done(worker, op.make().ticket());
       case WorkerOp::kRead: {
+        if (w.pulling.contains(RefOf(op.read().ref()))) {
+          w.waiting.push_back(op);
+          return;
+        }
         WorkerReport report;
         report.mutable_read_ready()->set_read(op.read().read());
         auto poison = w.poisoned.find(RefOf(op.read().ref()));

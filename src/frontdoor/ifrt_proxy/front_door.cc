@@ -362,8 +362,10 @@ void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::s
 void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult result) {
   Session* session = Find(id);
   if (session == nullptr) return;
-  absl::StatusOr<SessionCore::Compiled> compiled = result.status();
-  if (result.ok()) {
+  absl::StatusOr<SessionCore::Compiled> compiled = SessionCore::Compiled{};
+  if (!result.ok()) {
+    compiled = result.status();
+  } else {
     auto image = std::make_shared<ProgramImage>();
     image->envelope = std::shared_ptr<const std::string>(*result, &(*result)->envelope);
     image->sha256 = (*result)->envelope_sha256;

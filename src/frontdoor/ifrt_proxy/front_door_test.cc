@@ -413,8 +413,8 @@ TEST_F(FrontDoorTest, BytesThereAndBackInEitherOrder) {
       }
       client.Send(Client::MakeArray(handle, size, 3));
       const auto read = client.Call(Client::CopyOut(handle, handle + 5));
-      ASSERT_TRUE(read.has_copy_to_host_buffer_response()) << read.ShortDebugString();
       if (store.joinable()) store.join();
+      ASSERT_TRUE(read.has_copy_to_host_buffer_response()) << read.ShortDebugString();
       std::string back;
       EXPECT_TRUE(client.Lookup(handle + 5, &back).ok());
       EXPECT_TRUE(back == bytes) << size;

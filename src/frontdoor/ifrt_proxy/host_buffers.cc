@@ -654,8 +654,12 @@ void HostBuffers::AnswerReads(const UploadPtr& upload, Later& later) {
 void HostBuffers::AnswerBytes(const UploadPtr& upload, Later& later) {
   if (!upload->want_bytes || upload->dropped || (!upload->complete && upload->error.ok())) return;
   upload->want_bytes = false;
-  absl::StatusOr<std::string> bytes = upload->error;
-  if (upload->error.ok()) bytes = Gather(*upload);
+  absl::StatusOr<std::string> bytes(std::string{});
+  if (upload->error.ok()) {
+    bytes = Gather(*upload);
+  } else {
+    bytes = upload->error;
+  }
   later.calls.push_back([this, key = upload->key, bytes = std::move(bytes)]() mutable {
     options_.on_bytes(key, std::move(bytes));
   });

@@ -13,6 +13,7 @@
 #include "base/data_keys.h"
 #include "base/limits.h"
 #include "base/sha256.h"
+#include "cluster/control_frames.h"
 #include "cluster/holder_agent.h"
 #include "cluster/worker_stream.h"
 #include "compiler/envelope.h"
@@ -24,6 +25,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pjrt/test_support.h"
+#include "pjrt/virtual_compute.h"
 #include "resource_manager/server.h"
 
 namespace landbridge {
@@ -123,6 +125,7 @@ class WorkerProcessTest : public ::testing::Test {
     callbacks.on_stream_resumed = [this](const MemberRef&, uint64_t received) {
       EXPECT_TRUE(stream_.Resume(received).ok());
       flowing_ = true;
+      ++resumed_;
       Send();
     };
     callbacks.on_stream_broken = [this](const MemberRef&) {
@@ -199,6 +202,7 @@ class WorkerProcessTest : public ::testing::Test {
   uint64_t Load(absl::string_view mlir, int partitions, bool by_pull = false) {
     auto plugin = Value(pjrt::Plugin::Load(pjrt::TestPluginPath()), "plugin");
     auto client = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(kDevices)), "client");
+    EXPECT_TRUE(pjrt::RegisterVirtualCompute(*plugin).ok());
     NormalizedOptions options =
         Value(NormalizeOptions(pjrt::TestCompileOptions(partitions).SerializeAsString()), "options");
     auto loaded = Value(client->Compile(mlir, "mlir", options.proto.SerializeAsString()), "compile");
@@ -348,6 +352,7 @@ class WorkerProcessTest : public ::testing::Test {
   WorkerInfo info_;
   WorkerStream stream_;
   bool flowing_ = false;
+  int resumed_ = 0;
   std::optional<absl::Status> stopped_, lost_;
   std::string draining_, port_file_;
   Heartbeat heartbeat_;
@@ -533,7 +538,7 @@ TEST_F(WorkerProcessTest, PutsABufferTogetherFromBoxes) {
   }
 }
 
-TEST_F(WorkerProcessTest, ReadsOutliveDonationAndABrokenStreamIsResumed) {
+TEST_F(WorkerProcessTest, ABrokenStreamIsResumedAndNothingIsAppliedTwice) {
   StartAll();
   const uint64_t executable = Load(pjrt::kDonateProgram, 1);
   const std::vector<float> x = Ramp(4096, 1);
@@ -542,8 +547,17 @@ TEST_F(WorkerProcessTest, ReadsOutliveDonationAndABrokenStreamIsResumed) {
   ASSERT_TRUE(ReadShard(1, 0, {4096}).ok());
   for (int i = 0; i < 20; ++i) {
     LaunchOp(executable, 1, {static_cast<uint64_t>(1 + i)}, static_cast<uint64_t>(2 + i), true);
+    if (i % 10 == 5) {
+      Send();
+      // A gap in the numbers: the worker closes the connection, and the proxy comes back on a new one.
+      const int resumed = resumed_;
+      agent_->SendControl(member_, JoinControlFrame(1'000'000, stream_.applied_reports(), kControlFrameOps,
+                                                    {WorkerOp().SerializeAsString()}, ""));
+      ASSERT_TRUE(RunUntil([&] { return resumed_ > resumed; }));
+    }
   }
   Send();
+  EXPECT_EQ(resumed_, 3);
   auto values = ReadShard(21, 0, {4096});
   ASSERT_TRUE(values.ok()) << values.status();
   EXPECT_EQ((*values)[3], x[3] * std::pow(2.0f, 20.0f));
@@ -567,9 +581,22 @@ TEST_F(WorkerProcessTest, ALostHolderIsFencedAndTheNextOneServed) {
   LaunchOp(executable, 1, {1, 1}, 2);
   Send();
   ASSERT_TRUE(ReadShard(2, 0, {4}).ok());
-  // The proxy dies without a word; another one asks for the slice.
+  // An upload whose bytes never come must not keep the slice.
+  WorkerOp endless;
+  Upload& upload = *endless.mutable_upload();
+  upload.set_ticket(++last_ticket_);
+  upload.add_targets()->mutable_ref()->set_array(50);
+  upload.set_dtype(static_cast<int>(DType::kF32));
+  upload.add_dims(1 << 20);
+  upload.set_image_bytes(4 << 20);
+  upload.set_key(4711);
+  upload.set_pulled(true);
+  Push(endless);
+  Send();
+  ASSERT_TRUE(RunUntil([&] { return BytesInUse() >= 4 << 20; }));
+  // The proxy falls silent; another one asks for the slice.
   agent_.reset();
-  plane_->Shutdown();
+  std::unique_ptr<dataplane::DataPlane> old_plane = std::move(plane_);
   flowing_ = false;
   stream_ = WorkerStream();
   life_ = ProxyLife(SystemRandom().NextNonZero());
@@ -594,6 +621,129 @@ TEST_F(WorkerProcessTest, ALostHolderIsFencedAndTheNextOneServed) {
   auto values = ReadShard(1, 0, {2});
   ASSERT_TRUE(values.ok()) << values.status();
   EXPECT_EQ(*values, (std::vector<float>{7, 8}));
+  old_plane->Shutdown();
+}
+
+TEST_F(WorkerProcessTest, MovesBoxesToAndFromAPeer) {
+  StartAll();
+  // The proxy plays the other worker. Row 0 arrives as one run, the last two columns of rows 1 and 2 as a box; the
+  // rest is here.
+  UploadShard(1, 0, 0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {3, 4});
+  const std::vector<float> row = {100, 101, 102, 103}, columns = {110, 111, 120, 121};
+  auto publish = [&](uint64_t transfer, const std::vector<float>& values) {
+    auto kept = std::make_shared<const std::vector<float>>(values);
+    plane_->PublishSpan({life_.value(), DataKeyId(DataKeyKind::kTransfer, transfer)},
+                        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(kept->data()), 16), kept);
+  };
+  WorkerOp op;
+  MakeBuffers& make = *op.mutable_make();
+  make.set_ticket(++last_ticket_);
+  MakeBuffer& buffer = *make.add_buffers();
+  buffer.mutable_target()->mutable_ref()->set_array(2);
+  buffer.mutable_target()->set_device(1);
+  buffer.set_dtype(static_cast<int>(DType::kF32));
+  for (int64_t dim : {3, 4}) buffer.add_dims(dim);
+  auto box = [](Box* proto, std::vector<int64_t> start, std::vector<int64_t> limit) {
+    for (int64_t x : start) proto->add_start(x);
+    for (int64_t x : limit) proto->add_limit(x);
+  };
+  for (uint64_t transfer : {901, 902}) {
+    Piece& piece = *buffer.add_pieces();
+    piece.mutable_remote()->set_transfer(transfer);
+    piece.mutable_remote()->set_incarnation(life_.value());
+    piece.mutable_remote()->set_space(life_.value());
+    piece.mutable_remote()->set_data_address(plane_->address());
+    if (transfer == 901) {
+      box(piece.mutable_target_box(), {0, 0}, {1, 4});
+    } else {
+      box(piece.mutable_target_box(), {1, 2}, {3, 4});
+    }
+  }
+  Piece& local = *buffer.add_pieces();
+  local.mutable_local()->set_array(1);
+  for (int64_t dim : {3, 4}) local.add_source_dims(dim);
+  box(local.mutable_source_box(), {1, 0}, {3, 2});
+  box(local.mutable_target_box(), {1, 0}, {3, 2});
+  Push(op);
+  // A column of the result goes back, although it is not there yet.
+  WorkerOp out;
+  Publish& offered = *out.mutable_publish();
+  offered.set_ticket(++last_ticket_);
+  offered.set_transfer(903);
+  offered.mutable_ref()->set_array(2);
+  offered.set_dtype(static_cast<int>(DType::kF32));
+  for (int64_t dim : {3, 4}) offered.add_dims(dim);
+  box(offered.mutable_box(), {0, 2}, {3, 4});
+  offered.set_peer(life_.value());
+  Push(out);
+  Send();
+  std::vector<float> pulled(6);
+  std::optional<absl::Status> done;
+  plane_->Pull(member_.incarnation, {life_.value(), DataKeyId(DataKeyKind::kTransfer, 903)}, 0, pulled.data(), 24,
+               [&](absl::Status status) { loop_.Post([&, status] { done = status; }); });
+  publish(902, columns);
+  publish(901, row);
+  ASSERT_TRUE(RunUntil([&] { return done.has_value(); }));
+  EXPECT_TRUE(done->ok()) << *done;
+  EXPECT_EQ(pulled, (std::vector<float>{102, 103, 110, 111, 120, 121}));
+  auto values = ReadShard(2, 0, {3, 4});
+  ASSERT_TRUE(values.ok()) << values.status();
+  EXPECT_EQ(*values, (std::vector<float>{100, 101, 102, 103, 4, 5, 110, 111, 8, 9, 120, 121}));
+  WorkerOp stop;
+  stop.mutable_unpublish()->add_transfers(903);
+  Push(stop);
+  for (uint64_t array : {1, 2}) Delete(array);
+  Send();
+  EXPECT_TRUE(WaitForNoBytes()) << BytesInUse();
+}
+
+TEST_F(WorkerProcessTest, StridedUploadsToSeveralTargets) {
+  StartAll();
+  const std::vector<float> image = {0, 1, 2, 3, 4, 5};  // column-major 3 x 2
+  for (const bool pulled : {false, true}) {
+    WorkerOp op;
+    Upload& upload = *op.mutable_upload();
+    upload.set_ticket(++last_ticket_);
+    for (uint32_t device : {0u, 2u}) {
+      Target& target = *upload.add_targets();
+      target.mutable_ref()->set_array(pulled ? 2 : 1);
+      target.mutable_ref()->set_shard(device);
+      target.set_device(device);
+    }
+    upload.set_dtype(static_cast<int>(DType::kF32));
+    for (int64_t dim : {3, 2}) upload.add_dims(dim);
+    for (int64_t stride : {4, 12}) upload.add_byte_strides(stride);
+    upload.set_image_bytes(24);
+    upload.set_key(++last_id_);
+    upload.set_pulled(pulled);
+    Push(op);
+    if (pulled) {
+      plane_->PublishSpan({life_.value(), DataKeyId(DataKeyKind::kUpload, upload.key())},
+                          absl::MakeConstSpan(reinterpret_cast<const std::byte*>(image.data()), 24), nullptr);
+    } else {
+      WorkerOp data;
+      data.mutable_upload_data()->set_key(upload.key());
+      data.mutable_upload_data()->set_data(image.data(), 24);
+      Push(data);
+    }
+    Send();
+    for (uint32_t shard : {0u, 2u}) {
+      auto values = ReadShard(pulled ? 2 : 1, shard, {3, 2});
+      ASSERT_TRUE(values.ok()) << values.status();
+      EXPECT_EQ(*values, (std::vector<float>{0, 3, 1, 4, 2, 5})) << shard;
+    }
+  }
+}
+
+TEST_F(WorkerProcessTest, ShutdownWaitsForWhatRuns) {
+  StartAll();
+  const uint64_t executable = Load(pjrt::CustomCallProgram(pjrt::kVirtualComputeTarget, 400'000), 1);
+  UploadShard(1, 0, 0, Ramp(2048, 0), {2048});
+  LaunchOp(executable, 1, {1}, 2);
+  Send();
+  ASSERT_TRUE(RunUntil([] { return pjrt::VirtualComputePending() > 0; }));
+  EXPECT_TRUE(worker_->Shutdown(30 * kSecond));
+  EXPECT_EQ(pjrt::VirtualComputePending(), 0);
 }
 
 TEST(WorkerProcessStart, AMissingPluginIsSaid) {
