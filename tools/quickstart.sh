@@ -16,7 +16,10 @@ cat <<'TEXT'
     $ ./landbridge run --slices 2 --devices-per-worker 4 -- .venv/bin/python examples/train_lm.py --steps 60
 TEXT
 echo
-./landbridge run --slices 2 --devices-per-worker 4 -- .venv/bin/python examples/train_lm.py --steps "${STEPS:-60}"
+# jaxlib warns about plaintext credentials at the start and about the closed connection at the end.
+TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}" \
+  ./landbridge run --slices 2 --devices-per-worker 4 -- \
+  .venv/bin/python examples/train_lm.py --steps "${STEPS:-60}"
 
 stage "3/3  Done in $((SECONDS - started)) s. The cluster has been shut down. What to try next"
 cat <<'TEXT'

@@ -65,7 +65,7 @@ json ProxyAnswer() {
       {"index": 0, "type": "cpu:4", "placed": true, "workers": [
         {"up": true, "name": "w0", "ops_parked": 0, "devices": [{"device": 0, "bytes_in_use": 7}, {"device": 1}]}]},
       {"index": 1, "type": "cpu:4", "placed": false, "waits_for": "2 requests ahead of it", "workers": []}],
-    "controller": {"parked": [{"what": "launch t7", "waits_for": "a12"}]},
+    "controller": {"slots": [{"name": "slice0/0", "waiting": [{"what": "launch t7", "waits_for": "a12"}]}]},
     "front_door": {"sessions": [{"session": 1}]}})");
 }
 
@@ -80,7 +80,7 @@ TEST(Status, JoinsProcessesWithTheServersAnswers) {
   EXPECT_EQ(report["devices"], json::parse(R"([{"slice": 0, "worker": "w0", "device": 0, "bytes_in_use": 7},
                                                {"slice": 0, "worker": "w0", "device": 1}])"));
   EXPECT_EQ(report["parked"], json::parse(R"([{"what": "slice 1", "waits_for": "2 requests ahead of it"},
-                                              {"what": "launch t7", "waits_for": "a12"}])"));
+                                              {"where": "slice0/0", "what": "launch t7", "waits_for": "a12"}])"));
   EXPECT_EQ(report["sessions"], json::parse(R"([{"session": 1}])"));
   const std::string text = RenderStatus(report);
   EXPECT_THAT(text, HasSubstr("running at grpc://127.0.0.1:29000"));

@@ -85,7 +85,13 @@ void Flatten(const json& proxy, json& report) {
     slices.push_back(row);
   }
   const json& controller = Member(proxy, "controller");
-  for (const json& launch : Member(controller, "parked")) parked.push_back(launch);
+  for (const json& slot : Member(controller, "slots")) {
+    for (const json& item : Member(slot, "waiting")) {
+      json row = {{"where", Member(slot, "name")}};
+      if (item.is_object()) row.update(item);
+      parked.push_back(row);
+    }
+  }
   json sessions = Member(Member(proxy, "front_door"), "sessions");
   if (!sessions.is_array()) sessions = Member(controller, "sessions");
   report["slices"] = slices;

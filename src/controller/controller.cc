@@ -92,6 +92,7 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
       if (ctl::Transfer* transfer = transfers_.Find(TransferId(op->publish().transfer()))) {
         transfer->published = true;
         op->mutable_publish()->set_peer(transfer->to->incarnation.value());
+        op->mutable_publish()->set_peer_address(transfer->to->data_address);
       }
       return;
     case WorkerOp::kLoad:

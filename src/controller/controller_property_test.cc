@@ -116,7 +116,7 @@ class Model {
       const ArraySpec spec = RandomSpec();
       Values values(8);
       for (int64_t& value : values) value = Between(0, 1000);
-      Add(world_.Upload(kSession, spec, values).value(), spec, values, {});
+      Add(world_.Put(kSession, spec, values).value(), spec, values, {});
       return;
     }
     ModelArray* array = Pick();

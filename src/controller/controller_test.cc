@@ -40,7 +40,7 @@ class ControllerTest : public ::testing::Test {
     world.controller.OpenSession(kSession);
     world.controller.OpenSession(kOther);
   }
-  ArrayId Up(const ArraySpec& spec, const Values& values) { return world.Upload(kSession, spec, values).value(); }
+  ArrayId Up(const ArraySpec& spec, const Values& values) { return world.Put(kSession, spec, values).value(); }
   ExecuteResult Run(ExecutableId executable, std::vector<ArrayId> args, uint64_t context = 0) {
     ExecuteArgs call;
     call.executable = executable;
@@ -93,9 +93,8 @@ TEST_F(ControllerTest, TicketsFollowTheClientOverAllSessions) {
   world.Start(0);
   const ArraySpec spec = world.Single(0, {2});
   ArrayId a = Up(spec, {1, 2});
-  ArrayId b = world.Upload(kOther, spec, {3, 4}).value();
-  (void)a;
-  (void)b;
+  ArrayId b = world.Put(kOther, spec, {3, 4}).value();
+  EXPECT_NE(a, b);
   ExecutableId f = controller().AddExecutable(kSession, world.Program(spec, 1, 1), {DeviceId(0)}).value();
   const ExecuteResult one = Run(f, {a});
   const ExecuteResult two = Run(f, {one.outputs[0]});
@@ -375,8 +374,6 @@ TEST_F(ControllerTest, Reshards) {
   ArrayId b = controller().Reshard(kSession, {a}, {everywhere}, CopySemantics::kAlwaysCopy, 0, 0).value()[0];
   world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, b), Range(8));
-  int pulls = 0;
-  (void)pulls;
   std::vector<DeviceId> mixed = {DeviceId(3), DeviceId(0), DeviceId(1), DeviceId(2)};
   ArrayId c = controller().Reshard(kSession, {b}, {world.Rows(mixed, {4, 2})}, CopySemantics::kDonate, 0, 0).value()[0];
   EXPECT_TRUE(*controller().IsDeleted(kSession, b));
@@ -646,7 +643,7 @@ TEST(ControllerLimits, LaunchesAboveTheCreditWaitAndReadsPassThem) {
   world.Start(0);
   const ArraySpec spec = world.Single(0, {2});
   ExecutableId f = world.controller.AddExecutable(kSession, world.Program(spec, 1, 1), {DeviceId(0)}).value();
-  ArrayId a = world.Upload(kSession, spec, {1, 2}).value();
+  ArrayId a = world.Put(kSession, spec, {1, 2}).value();
   world.RunAll();
   Values expected = {1, 2};
   std::vector<ArrayId> chain = {a};
@@ -676,9 +673,9 @@ TEST(ControllerLimits, TooMuchParkedPausesTheSession) {
   world.Declare(1, 1);
   world.controller.OpenSession(kSession);
   const ArraySpec spec = world.Single(0, {1});
-  for (size_t i = 0; i + 1 < limits::kSessionParkedRequestsMax; ++i) ASSERT_TRUE(world.Upload(kSession, spec, {1}).ok());
+  for (size_t i = 0; i + 1 < limits::kSessionParkedRequestsMax; ++i) ASSERT_TRUE(world.Put(kSession, spec, {1}).ok());
   EXPECT_TRUE(world.paused.empty());
-  ASSERT_TRUE(world.Upload(kSession, spec, {1}).ok());
+  ASSERT_TRUE(world.Put(kSession, spec, {1}).ok());
   EXPECT_TRUE(world.paused.at(kSession));
   world.Start(0);
   // Everything within the credit goes; the rest as nodes end.
@@ -707,7 +704,7 @@ TEST(ControllerLimits, ParkedBytesPauseToo) {
   const ArraySpec spec = world.Single(0, {n});
   size_t uploads = 0;
   while (!world.paused[kSession]) {
-    ASSERT_TRUE(world.Upload(kSession, spec, Values(static_cast<size_t>(n), 1)).ok());
+    ASSERT_TRUE(world.Put(kSession, spec, Values(static_cast<size_t>(n), 1)).ok());
     ASSERT_LE(++uploads, limits::kSessionParkedBytesMax / limits::kInlineBytesMax);
   }
   EXPECT_GT(uploads, limits::kSessionParkedBytesMax / limits::kInlineBytesMax * 9 / 10);

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -106,9 +108,9 @@ class FakeWorld : public ControllerSink {
       : random(seed), controller({.space = 9, .launches_per_worker_max = launches_max}, this) {}
 
   // `slots` workers (each its own slice) of `devices` devices.
-  void Declare(int slots, int devices) {
+  void Declare(int slot_count, int devices) {
     std::vector<VirtualDevice> all;
-    for (int s = 0; s < slots; ++s) {
+    for (int s = 0; s < slot_count; ++s) {
       for (int d = 0; d < devices; ++d) {
         all.push_back({DeviceId(s * devices + d), SlotId{SliceId(s), 0}, static_cast<uint32_t>(d)});
       }
@@ -230,7 +232,7 @@ class FakeWorld : public ControllerSink {
     return {DType::kS64, std::move(dims),
             Sharding::FromOpSharding(std::move(devices), MemoryKind::kDevice, op).value()};
   }
-  absl::StatusOr<ArrayId> Upload(SessionId session, const ArraySpec& spec, const Values& values,
+  absl::StatusOr<ArrayId> Put(SessionId session, const ArraySpec& spec, const Values& values,
                                  uint64_t context = 0) {
     std::vector<HostShard> shards;
     for (uint32_t i = 0; i < spec.sharding->num_shards(); ++i) {
@@ -439,7 +441,7 @@ class FakeWorld : public ControllerSink {
         for (const Target& target : upload.targets()) {
           NewBuffer(w, target.ref(), Dims(upload.dims().begin(), upload.dims().end()), upload.session());
         }
-        if (upload.pulled()) EXPECT_TRUE(served[upload.key()].contains(w.incarnation));
+        EXPECT_TRUE(!upload.pulled() || served[upload.key()].contains(w.incarnation));
         const uint64_t session = upload.session();
         w.tasks.push_back({Task::kUpload, std::move(op), 0, nullptr, session});
         return;

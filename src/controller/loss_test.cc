@@ -17,7 +17,7 @@ class LossTest : public ::testing::Test {
     world.controller.OpenSession(kSession);
     for (int slot = 0; slot < 3; ++slot) world.Start(slot);
   }
-  ArrayId Up(const ArraySpec& spec, const Values& values) { return world.Upload(kSession, spec, values).value(); }
+  ArrayId Up(const ArraySpec& spec, const Values& values) { return world.Put(kSession, spec, values).value(); }
   ArrayId CopyTo(ArrayId array, std::vector<DeviceId> devices) {
     return world.controller.Copy(kSession, {array}, &devices, nullptr, CopySemantics::kReuse, 0, world.now).value()[0];
   }

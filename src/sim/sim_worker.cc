@@ -50,7 +50,7 @@ SimWorker::SimWorker(World* world, const Knobs& knobs, Fabric* fabric, Incarnati
   info_.set_device_count(knobs.devices);
   info_.set_control_address(absl::StrCat("sim:", self.value()));
   info_.set_data_address(absl::StrCat("data:", self.value()));
-  lease_ = std::make_unique<WorkerLease>(self_, info_, LeaseTimes{}, this);
+  lease_ = std::make_unique<WorkerLease>(self_, info_, LeaseTimes{}, static_cast<WorkerLeaseSink*>(this));
 }
 
 SimWorker::~SimWorker() = default;
@@ -120,7 +120,7 @@ void SimWorker::OpenStream(const Grant& grant) {
   const int64_t bytes = knobs_.tight_memory ? 4000 : int64_t{1} << 40;
   limits.device_bytes.assign(static_cast<size_t>(knobs_.devices), bytes);
   limits.host_bytes.assign(static_cast<size_t>(knobs_.devices), bytes);
-  core_ = std::make_unique<WorkerCore>(self_, limits, this);
+  core_ = std::make_unique<WorkerCore>(self_, limits, static_cast<WorkerSink*>(this));
 }
 
 void SimWorker::OnConnectionBroken(const Grant& grant) {
@@ -603,11 +603,14 @@ void SimWorker::StartRead(const Read& read, bool snapshot) {
   open.content = *content;
   open.published = world_->Chance(0.5);
   Later(world_->Between(2 * kMicrosecond, 100 * kMicrosecond), [this, id = read.read(), snapshot, generation = generation_] {
-    if (generation != generation_ || reads_.count(id) == 0) return;
-    OpenRead& open = reads_[id];
-    const bool published = open.published;
-    core_->OnReadDone(id, absl::OkStatus(), published ? "" : Pack(open.content), published, world_->now());
-    if (snapshot && reads_.count(id) > 0) SnapshotRead(id);
+    auto it = reads_.find(id);
+    if (generation != generation_ || it == reads_.end()) return;
+    const bool published = it->second.published;
+    std::string bytes = published ? "" : Pack(it->second.content);
+    if (!published) reads_.erase(it);   // the answer is its end
+    core_->OnReadDone(id, absl::OkStatus(), std::move(bytes), published, world_->now());
+    if (published && snapshot) SnapshotRead(id);
+    CheckOldWork();
     FlushSoon();
   });
 }

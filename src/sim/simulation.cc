@@ -121,6 +121,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void StartWorker(int slice);
   void KillWorker(int slice);
   void StartRm();
+  void TickRm(uint64_t life);
   void TryConnect(Incarnation incarnation, uint64_t epoch);
   void Break(Connection& connection);
   void ToWorker(Connection& connection, std::string payload);
@@ -188,11 +189,7 @@ void Simulation::StartRm() {
   options.version = BuildVersion();
   options.life = world_.random().NextNonZero();
   rm_ = std::make_unique<ResourceManagerCore>(options, this, world_.now());
-  std::function<void()> tick = [this, life = rm_life_] {
-    if (rm_life_ != life || !rm_up_) return;
-    rm_->OnTick(world_.now());
-  };
-  for (int i = 0; i < 4000; ++i) world_.After(i * TickPeriod(LeaseTimes{}), tick);
+  TickRm(rm_life_);
   for (auto& [incarnation, worker] : workers_) {
     world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this, incarnation = incarnation] {
       if (SimWorker* worker = WorkerOf(incarnation)) worker->Deliver([this, incarnation] {
@@ -201,6 +198,12 @@ void Simulation::StartRm() {
     });
   }
   world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this] { holder_.OnRmConnected(world_.now()); });
+}
+
+void Simulation::TickRm(uint64_t life) {
+  if (rm_life_ != life || !rm_up_) return;
+  rm_->OnTick(world_.now());
+  world_.After(TickPeriod(LeaseTimes{}), [this, life] { TickRm(life); });
 }
 
 void Simulation::StartWorker(int slice) {

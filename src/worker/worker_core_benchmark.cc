@@ -53,11 +53,12 @@ void Chain(benchmark::State& state, bool donate) {
   uint64_t ticket = 0;
   std::vector<uint64_t> inputs;
   for (size_t i = 0; i < args; ++i) {
-    core.OnOp(UploadOp(++ticket, ticket + 1, 64), 0);
-    inputs.push_back(ticket + 1);
+    ++ticket;
+    core.OnOp(UploadOp(ticket, ticket, 64), 0);
+    inputs.push_back(ticket);
     core.OnUploadDone(ticket, absl::OkStatus(), 0);
   }
-  uint64_t array = ticket + 100;
+  uint64_t array = ticket;
   TimeNs now = 0;
   std::vector<uint32_t> donated;
   if (donate) donated.push_back(0);

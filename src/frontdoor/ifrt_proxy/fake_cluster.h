@@ -159,9 +159,9 @@ class FakeCluster final : public ControllerSink {
         return Report(worker, report);
       }
       case WorkerOp::kUpload:
+        for (const Target& target : op.upload().targets()) w.pulling.insert(RefOf(target.ref()));
         if (op.upload().pulled()) {
           const Upload upload = op.upload();
-          for (const Target& target : upload.targets()) w.pulling.insert(RefOf(target.ref()));
           return pull(worker, upload, [this, worker, upload](absl::StatusOr<std::string> bytes) {
             FinishPull(worker, upload, std::move(bytes));
           });
@@ -249,6 +249,15 @@ class FakeCluster final : public ControllerSink {
         for (const auto& shard : op.delete_().shards()) w.buffers.erase(RefOf(shard));
         return;
       case WorkerOp::kWatch: {
+        bool waits = false;
+        for (const Ref& ref : w.pulling) {
+          for (uint64_t array : op.watch().arrays()) waits = waits || ref.first == array;
+          for (const auto& shard : op.watch().shards()) waits = waits || ref == RefOf(shard);
+        }
+        if (waits) {
+          w.waiting.push_back(op);
+          return;
+        }
         WorkerReport report;
         report.mutable_watched()->set_watch(op.watch().watch());
         auto add = [&](const Ref& ref) {

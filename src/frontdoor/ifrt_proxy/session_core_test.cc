@@ -199,6 +199,7 @@ class SessionCoreTest : public ::testing::Test {
   }
   absl::Status Ready(const std::vector<uint64_t>& handles) {
     IfrtRequest request;
+    request.mutable_check_value_ready_request();
     for (uint64_t handle : handles) request.mutable_check_value_ready_request()->add_value_handles(handle);
     const IfrtResponse response = Call(request);
     EXPECT_EQ(StatusOf(response).ok(), response.has_check_value_ready_response());

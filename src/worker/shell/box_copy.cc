@@ -54,28 +54,6 @@ void CopyDims(std::byte* dst, const std::byte* src, absl::Span<const Dim> dims, 
 
 }  // namespace
 
-std::vector<int64_t> IndexBox::Extents() const {
-  std::vector<int64_t> extents(start.size());
-  for (size_t i = 0; i < start.size(); ++i) extents[i] = limit[i] - start[i];
-  return extents;
-}
-
-int64_t IndexBox::Elements() const {
-  int64_t elements = 1;
-  for (size_t i = 0; i < start.size(); ++i) elements *= limit[i] - start[i];
-  return elements;
-}
-
-std::string IndexBox::ToString() const {
-  std::string text = "[";
-  for (size_t i = 0; i < start.size(); ++i) absl::StrAppend(&text, i ? "," : "", start[i], ":", limit[i]);
-  return text + "]";
-}
-
-IndexBox IndexBox::Whole(absl::Span<const int64_t> dims) {
-  return {std::vector<int64_t>(dims.size(), 0), std::vector<int64_t>(dims.begin(), dims.end())};
-}
-
 absl::StatusOr<int64_t> DenseBytes(absl::Span<const int64_t> dims, int64_t element_bytes) {
   if (dims.size() > static_cast<size_t>(limits::kRankMax)) {
     return absl::InvalidArgumentError(
@@ -200,7 +178,7 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
                        absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes) {
   if (bytes == 0) return;
   // The longest run of the box that is one piece in the image.
-  const std::vector<int64_t> extents = box.Extents();
+  const Dims extents = box.dims();
   int64_t run = element_bytes;
   size_t outer = extents.size();
   while (outer > 0 && (extents[outer - 1] == 1 || strides[outer - 1] == run)) {

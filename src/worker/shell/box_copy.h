@@ -12,19 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "sharding/shape.h"
 
 namespace landbridge {
-
-// Element ranges [start, limit) per dimension.
-struct IndexBox {
-  std::vector<int64_t> start;
-  std::vector<int64_t> limit;
-
-  std::vector<int64_t> Extents() const;
-  int64_t Elements() const;
-  std::string ToString() const;  // "[0:2,4:8]"
-  static IndexBox Whole(absl::Span<const int64_t> dims);
-};
 
 // Bytes of a dense image. INVALID_ARGUMENT for negative dimensions, too many of them, or more than
 // limits::kArrayBytesMax bytes: before anything is allocated.

@@ -128,7 +128,7 @@ TEST(Boxes, CopyAndGatherEqualTheDefinition) {
     std::vector<std::byte> got(static_cast<size_t>(*DenseBytes(dst_dims, element)), std::byte{0xee});
     auto want = got;
     std::vector<std::byte> packed;
-    ForEach(src_box.Extents(), [&](const std::vector<int64_t>& index) {
+    ForEach(src_box.dims(), [&](const std::vector<int64_t>& index) {
       int64_t from = OffsetOf(src_box.start, src_strides) + OffsetOf(index, src_strides);
       int64_t to = OffsetOf(dst_box.start, dst_strides) + OffsetOf(index, dst_strides);
       for (int64_t i = 0; i < element; ++i) {
@@ -137,7 +137,7 @@ TEST(Boxes, CopyAndGatherEqualTheDefinition) {
       }
     });
     CopyStrided(got.data() + OffsetOf(dst_box.start, dst_strides), dst_strides,
-                src.data() + OffsetOf(src_box.start, src_strides), src_strides, src_box.Extents(), element);
+                src.data() + OffsetOf(src_box.start, src_strides), src_strides, src_box.dims(), element);
     ASSERT_EQ(got, want) << "round " << round;
 
     const int64_t total = static_cast<int64_t>(packed.size());

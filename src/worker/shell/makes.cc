@@ -153,7 +153,7 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
       local.source_box = BoxOf(piece.source_box(), local.source_dims);
       local.target_box = target_box;
       LB_RETURN_IF_ERROR(CheckBox(local.source_dims, local.source_box));
-      if (local.source_box.Extents() != target_box.Extents()) {
+      if (local.source_box.dims() != target_box.dims()) {
         return absl::InvalidArgumentError(absl::StrCat("a piece ", local.source_box.ToString(), " does not fit into ",
                                                        target_box.ToString()));
       }
@@ -215,10 +215,10 @@ void Makes::PullsDone(const std::shared_ptr<Open>& open) {
       const std::vector<int64_t> source_strides = DenseStrides(piece.source_dims, element_bytes);
       CopyStrided(open->data + OffsetOf(piece.target_box.start, strides), strides,
                   image->data + OffsetOf(piece.source_box.start, source_strides), source_strides,
-                  piece.target_box.Extents(), element_bytes);
+                  piece.target_box.dims(), element_bytes);
     }
     for (StagedPiece& piece : open->staged) {
-      const std::vector<int64_t> extents = piece.target_box.Extents();
+      const Dims extents = piece.target_box.dims();
       CopyStrided(open->data + OffsetOf(piece.target_box.start, strides), strides, piece.image.data,
                   DenseStrides(extents, element_bytes), extents, element_bytes);
     }

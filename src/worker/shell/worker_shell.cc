@@ -130,15 +130,16 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     }
   }
   work.donated.assign(launch.donated().begin(), launch.donated().end());
+  std::vector<bool> given_up(static_cast<size_t>(launch.args_size()), false);
   for (uint32_t parameter : work.donated) {
-    if (parameter >= static_cast<uint32_t>(launch.args_size())) {
+    if (parameter >= given_up.size()) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": there is no parameter ", parameter, " to donate"));
     }
+    given_up[parameter] = true;
   }
   for (int32_t parameter : info.donated_parameters()) {
-    if (std::find(work.donated.begin(), work.donated.end(), static_cast<uint32_t>(parameter)) == work.donated.end()) {
-      work.kept.push_back(parameter);
-    }
+    const auto index = static_cast<size_t>(parameter);
+    if (index < given_up.size() && !given_up[index]) work.kept.push_back(parameter);
   }
   const size_t shards = work.devices.size();
   work.arguments.resize(shards);
