@@ -143,6 +143,7 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
   }
   options.resource_manager_address = flags.resource_manager_address;
   options.name = flags.worker_name;
+  options.slice_hint = static_cast<int>(flags.slice_hint);
   options.device_memory_limit = flags.device_memory_limit;
   options.drain_grace = flags.drain_grace_ms * kMillisecond;
   absl::StatusOr<std::string> plugin = FindPlugin(flags.plugin);

@@ -90,6 +90,12 @@ class Child {
   }
 
   absl::Status Compile(const CompileCall& call, CompileReply& reply) {
+    if (options_.enable_test_faults) {
+      // End-to-end tests have no other way to say it than in the program: a custom call of that name.
+      for (const char* fault : {"abort", "loop", "allocate"}) {
+        if (absl::StrContains(call.program(), absl::StrCat("landbridge_test_fault_", fault))) TestFault(fault);
+      }
+    }
     if (!call.test_fault().empty()) {
       if (!options_.enable_test_faults) {
         return absl::InvalidArgumentError("test faults are not enabled in this compiler process");

@@ -225,14 +225,6 @@ absl::StatusOr<ArrayId> Controller::Impl::Assemble(SessionId session, ArraySpec 
     any_error |= array->form == Array::Form::kNone;
     arrays.push_back(array);
   }
-  if (semantics == CopySemantics::kDonate) {
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      if (std::count(singles.begin(), singles.end(), singles[i]) > 1) {
-        return absl::InvalidArgumentError("assemble: the same array is donated twice");
-      }
-      if (arrays.size() > 16) break;  // devices differ, so duplicates cannot get here
-    }
-  }
   const ArrayId id = buffers_.NextId();
   Group* errors = nullptr;  // shards that were never there
   if (any_error) errors = buffers_.NewGroup(id, sharding.num_shards(), 0);

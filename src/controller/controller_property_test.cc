@@ -184,7 +184,7 @@ class Model {
     absl::StatusOr<ExecuteResult> result = world_.controller.Execute(kSession, call, 0, world_.now);
     bool shared = false;
     for (uint64_t buffer : first.buffers) shared |= second->buffers.contains(buffer);
-    if (donate && shared) {
+    if (donate && shared && !(result.ok() && first.maybe_lost)) {  // errors from the start share nothing
       ASSERT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
       return;
     }
@@ -194,7 +194,13 @@ class Model {
       for (size_t i = 0; i < 8; ++i) outputs[k][i] = Compute({first.values[i], second->values[i]}, k);
     }
     const ModelArray a = first, b = *second;
-    if (donate) Kill(a);
+    if (donate && shared) {
+      for (ModelArray& array : arrays_) {
+        if (array.maybe_lost) array.deleted = *world_.controller.IsDeleted(kSession, array.id);
+      }
+    } else if (donate) {
+      Kill(a);
+    }
     for (int k = 0; k < 2; ++k) Add(result->outputs[static_cast<size_t>(k)], a.spec, outputs[k], {&a, &b});
   }
 
@@ -256,8 +262,16 @@ class Model {
   }
 
   void Check(ModelArray& array) {
-    ASSERT_EQ(*world_.controller.IsDeleted(kSession, array.id), array.deleted) << array.id;
-    if (array.deleted) return;
+    const bool deleted = *world_.controller.IsDeleted(kSession, array.id);
+    if (array.deleted && !deleted) {
+      // Aliases of what was in error from the start share nothing: each is just that error.
+      ASSERT_TRUE(array.maybe_lost) << array.id;
+      const RequestId wait = world_.Wait(kSession, {array.id});
+      ASSERT_EQ(world_.resolved.at(wait).code(), absl::StatusCode::kDataLoss);
+      return;
+    }
+    ASSERT_EQ(deleted, array.deleted) << array.id;
+    if (deleted) return;
     // Reading needs all workers that may have a hand in it.
     for (int slot : array.touched) {
       if (!world_.slots.contains(slot)) return;

@@ -18,6 +18,7 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
   }
   // From here on the slot is that of the next life.
   const std::unique_ptr<Life> dead = cluster_.End(life);
+  life->up = false;  // so what still names it as a peer stays where it is until it is dealt with below
   dispatcher_.DropLife(life);
   buffers_.LoseLife(life, why);
   uploads_.LoseLife(life);
@@ -40,9 +41,8 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
   std::vector<std::pair<Life*, std::vector<Doomed>>> doomed;
   for (TransferId id : transfers_.Select([life](const ctl::Transfer& t) { return t.from == life || t.to == life; })) {
     const ctl::Transfer transfer = *transfers_.Find(id);
-    transfers_.Erase(id);
     if (transfer.to == life) {
-      if (transfer.from == life) continue;
+      transfers_.Erase(id);
       if (transfer.published) {
         dispatcher_.EndTransfer(transfer.from, id);
       } else {
@@ -50,7 +50,10 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
       }
       continue;
     }
-    if (transfer.asked) continue;
+    if (transfer.asked) {
+      transfers_.Erase(id);
+      continue;
+    }
     auto at = std::find_if(doomed.begin(), doomed.end(), [&](const auto& entry) { return entry.first == transfer.to; });
     if (at == doomed.end()) at = doomed.insert(doomed.end(), {transfer.to, {}});
     at->second.push_back({transfer.target, why});

@@ -12,8 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "base/limits.h"
 #include "base/log.h"
 
@@ -26,15 +29,22 @@ extern "C" {
 namespace landbridge::dataplane {
 namespace {
 
+// UCX tells about an option that no transport took in its log only.
+absl::Mutex warning_mutex(absl::kConstInit);
+std::string* configuration_warning ABSL_GUARDED_BY(warning_mutex) = nullptr;
+
 ucs_log_func_rc_t LogHandler(const char*, unsigned, const char* function, ucs_log_level_t level,
                              const ucs_log_component_config_t*, const char* format, va_list arguments) {
   // Connections that break are events here, told by status; UCX's own words are for the debug log.
   const LogLevel ours = level <= UCS_LOG_LEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug;
-  if (LogEnabled(ours)) {
-    char text[512];
-    std::vsnprintf(text, sizeof(text), format, arguments);
-    LogLine(ours, absl::StrCat("ucx: ", function, ": ", text));
+  if (level > UCS_LOG_LEVEL_WARN && !LogEnabled(ours)) return UCS_LOG_FUNC_RC_STOP;
+  char text[512];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  if (level == UCS_LOG_LEVEL_WARN && absl::StartsWith(text, "invalid configuration")) {
+    absl::MutexLock lock(&warning_mutex);
+    if (configuration_warning == nullptr) configuration_warning = new std::string(text);
   }
+  if (LogEnabled(ours)) LogLine(ours, absl::StrCat("ucx: ", function, ": ", text));
   return UCS_LOG_FUNC_RC_STOP;
 }
 
@@ -48,6 +58,16 @@ const bool kQuiet = [] {
 }();
 
 }  // namespace
+
+absl::Status CheckUcxOptionsTaken() {
+  absl::MutexLock lock(&warning_mutex);
+  if (configuration_warning == nullptr) return absl::OkStatus();
+  absl::Status status = absl::FailedPreconditionError(
+      absl::StrCat("this version of UCX does not know an option that the data plane's safety rests on: ",
+                   *configuration_warning));
+  delete std::exchange(configuration_warning, nullptr);
+  return status;
+}
 
 std::string UcxText(ucs_status_t status) { return ucs_status_string(status); }
 
@@ -91,19 +111,23 @@ absl::StatusOr<ucp_context_h> MakeUcxContext(absl::string_view listen_address, a
     return absl::FailedPreconditionError(absl::StrCat("UCX configuration: ", UcxText(s)));
   }
   const std::string keep_alive = absl::StrCat(limits::kTransferKeepAlive / kMillisecond, "ms");
-  const std::vector<std::pair<const char*, std::string>> options = {
+  std::vector<std::pair<const char*, std::string>> options = {
       // System V segments outlive a killed process; POSIX ones are reached through /proc and do not.
       {"TLS", transports == "auto" ? std::string("^sysv") : std::string(transports)},
       {"NET_DEVICES", *devices},
-      // Shared memory refuses endpoints with failure handling unless told that we see deaths ourselves.
-      {"POSIX_ERROR_HANDLING", "y"},
       {"KEEPALIVE_INTERVAL", keep_alive},
       // The receiver reads from the source: after its endpoint is closed nobody else writes into its memory.
       {"RNDV_SCHEME", "get_zcopy"},
-      // TCP's put lets the peer name an address in our memory, and a late one would land there.
-      {"TCP_PUT_ENABLE", "n"},
-      {"TCP_MAX_NUM_EPS", "inf"},
   };
+  // Options of transports go without their environment name's prefix here, and UCX only warns about those that no
+  // transport in use takes: see CheckUcxOptionsTaken.
+  const auto uses = [&](absl::string_view transport) {
+    return transports == "auto" || absl::StrContains(transports, transport);
+  };
+  // Shared memory refuses endpoints with failure handling unless told that we see deaths ourselves.
+  if (uses("posix") || uses("shm")) options.emplace_back("MM_ERROR_HANDLING", "y");
+  // TCP's put lets the peer name an address in our memory, and a late one would land there.
+  if (uses("tcp")) options.emplace_back("PUT_ENABLE", "n");
   for (const auto& [name, value] : options) {
     const ucs_status_t s = ucp_config_modify(config, name, value.c_str());
     if (s != UCS_OK) {

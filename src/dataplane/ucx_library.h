@@ -17,6 +17,9 @@ std::string UcxText(ucs_status_t status);
 // the wildcard address. FAILED_PRECONDITION when no interface has it.
 absl::StatusOr<std::string> NetworkDevices(absl::string_view listen_address);
 
+// To be asked once a worker exists: FAILED_PRECONDITION when UCX ignored one of our options.
+absl::Status CheckUcxOptionsTaken();
+
 // A context configured for this room. See ucx_library.cc for each option and why.
 absl::StatusOr<ucp_context_h> MakeUcxContext(absl::string_view listen_address, absl::string_view transports);
 

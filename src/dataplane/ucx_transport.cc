@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<Transport>> UcxTransport::Make(const UcxOptions& 
   if (s != UCS_OK) {
     return absl::FailedPreconditionError(absl::StrCat("UCX worker: ", UcxText(s)));
   }
+  LB_RETURN_IF_ERROR(CheckUcxOptionsTaken());
   s = ucp_worker_get_efd(transport->worker_, &transport->event_fd_);
   if (s != UCS_OK) {
     return absl::FailedPreconditionError(absl::StrCat("UCX event descriptor: ", UcxText(s)));

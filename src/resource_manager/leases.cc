@@ -344,8 +344,9 @@ void ResourceManagerCore::StampRequests() {
   }
 }
 
-int ResourceManagerCore::FindFreeSlice(TimeNs now) const {
+int ResourceManagerCore::FindFreeSlice(int only, TimeNs now) const {
   for (size_t s = 0; s < slices_.size(); ++s) {
+    if (only >= 0 && static_cast<int>(s) != only) continue;
     const Slice& slice = slices_[s];
     if (slice.lease.has_value()) continue;
     const bool whole = std::all_of(slice.members.begin(), slice.members.end(), [&](Incarnation id) {
@@ -392,7 +393,9 @@ void ResourceManagerCore::ServeQueue(TimeNs now) {
       } else {
         // A proxy whose link has just broken keeps its turn for a while, but gets no offer that it could not hear.
         const bool hears = Current(*entry.proxy, now) && entry.proxy->linked;
-        slice = blocked || !hears ? -1 : FindFreeSlice(now);
+        // Who asks for every slice gets them in order: virtual slice 0 is slice 0.
+        const bool every = entry.request->report.slices_size() == options_.slice_count;
+        slice = blocked || !hears ? -1 : FindFreeSlice(every ? v : -1, now);
         if (slice >= 0) {
           Lease lease;
           lease.grant.slice = PhysicalSliceId(slice);

@@ -258,6 +258,12 @@ void ResourceManagerCore::PlaceWorkers(TimeNs now) {
     return a->info.name().size() != b->info.name().size() ? a->info.name().size() < b->info.name().size()
                                                           : a->info.name() < b->info.name();
   });
+  FillPlaces(/*wished=*/true, spares);
+  FillPlaces(/*wished=*/false, spares);
+}
+
+// Places of leased slices come first. `wished`: only workers that asked for that very slice.
+void ResourceManagerCore::FillPlaces(bool wished, std::vector<Worker*>& spares) {
   for (const bool leased : {true, false}) {
     for (size_t s = 0; s < slices_.size(); ++s) {
       Slice& slice = slices_[s];
@@ -265,6 +271,7 @@ void ResourceManagerCore::PlaceWorkers(TimeNs now) {
       for (size_t i = 0; i < slice.members.size(); ++i) {
         if (slice.members[i].valid()) continue;
         auto fits = [&](const Worker* spare) {
+          if (wished && spare->info.slice_hint() != static_cast<int>(s) + 1) return false;
           return std::all_of(slice.members.begin(), slice.members.end(), [&](Incarnation id) {
             const Worker* other = Find(id);
             return other == nullptr || (other->info.plugin_hash() == spare->info.plugin_hash() &&

@@ -152,6 +152,7 @@ class ResourceManagerCore {
   void Retire(Incarnation id);
   void ClaimPlace(Worker& worker, int slice, int index);
   void PlaceWorkers(TimeNs now);
+  void FillPlaces(bool wished, std::vector<Worker*>& spares);
   Worker* Find(Incarnation id);
   const Worker* Find(Incarnation id) const;
   bool Current(const Worker& worker, TimeNs now) const;  // heard lately, under this term, and usable
@@ -167,7 +168,7 @@ class ResourceManagerCore {
   void JudgeHolder(int slice, TimeNs now);
   void StampRequests();
   void ServeQueue(TimeNs now);
-  int FindFreeSlice(TimeNs now) const;  // -1: none
+  int FindFreeSlice(int only, TimeNs now) const;  // only: that one, -1: any. Result -1: none
   const Lease* LeaseOf(ProxyLife life, uint64_t request, int32_t virtual_slice, int* slice) const;
   bool HolderAnnounces(const Proxy& proxy, const Lease& lease) const;
   TimeNs LastRenewal(int slice) const;

@@ -385,6 +385,31 @@ TEST_F(RmTest, NewLifeTakesItsPlaceAndJoinsTheSameLease) {
   EXPECT_EQ(rm_->members(0)[1].value(), 22u);
 }
 
+TEST_F(RmTest, WorkersGetTheSliceThatTheyAskForWhileItHasAPlace) {
+  StartRm("cpu:4", 3);
+  Rounds(20);   // the start window is over: workers are placed as they register
+  AddWorker(12).report.mutable_info()->set_slice_hint(3);
+  Rounds(2);
+  AddWorker(11).report.mutable_info()->set_slice_hint(1);
+  AddWorker(13).report.mutable_info()->set_slice_hint(1);
+  Rounds(2);
+  EXPECT_EQ(rm_->members(0)[0].value(), 11u);
+  EXPECT_EQ(rm_->members(1)[0].value(), 13u);   // its wish is taken: any place
+  EXPECT_EQ(rm_->members(2)[0].value(), 12u);
+}
+
+TEST_F(RmTest, WhoAsksForEverySliceGetsThemInOrder) {
+  StartRm("cpu:4", 2);
+  AddProxy(50, {"cpu:4", "cpu:4"});
+  Rounds(20);
+  AddWorker(12).report.mutable_info()->set_slice_hint(2);   // slice 1 is whole first
+  Rounds(6);
+  EXPECT_EQ(Grants(50), "- ps1/g1.1");
+  AddWorker(11);
+  Rounds(6);
+  EXPECT_EQ(Grants(50), "ps0/g1.2 ps1/g1.1");
+}
+
 TEST_F(RmTest, SpareTakesTheplaceOfASilentWorker) {
   StartRm("cpu:4", 1);
   AddWorker(11);

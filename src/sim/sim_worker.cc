@@ -27,8 +27,8 @@ std::string Pack(const Content& content) {
 
 std::string Knobs::ToString() const {
   return absl::StrCat("slices ", slices, ", devices ", devices, ", sessions ", sessions, ", steps ", steps, ", kill ",
-                      kill, ", pause ", pause, ", break ", break_stream, ", fail ", fail_launch,
-                      tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "");
+                      kill, ", pause ", pause, ", break ", break_stream, ", fail launch ", fail_launch, ", fail load ",
+                      fail_load, ", messages up to ", message_max / kMicrosecond, " us", tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "");
 }
 
 SimWorker::SimWorker(World* world, const Knobs& knobs, Fabric* fabric, Incarnation self, std::string name)
@@ -97,8 +97,11 @@ ControlWelcome SimWorker::OnHello(const ControlHello& hello) {
 }
 
 void SimWorker::OpenStream(const Grant& grant) {
-  if (core_ != nullptr && !core_->OldWorkEnded()) {
+  if (core_ != nullptr && !(core_->OldWorkEnded() && running_.empty() && makes_.empty())) {
     world_->Violation(absl::StrCat(name_, ": a new grant is active while the old holder's work goes on"));
+  }
+  if (!buffers_.empty()) {
+    world_->Violation(absl::StrCat(name_, ": ", buffers_.size(), " buffers of the old holder are still there"));
   }
   grant_ = grant;
   ++generation_;
@@ -108,6 +111,7 @@ void SimWorker::OpenStream(const Grant& grant) {
   buffers_.clear();
   executables_.clear();
   published_.clear();
+  unpublished_.clear();
   early_pulls_.clear();
   reads_.clear();
   uploads_.clear();
@@ -203,18 +207,22 @@ void SimWorker::Fence(const Grant& grant, const absl::Status& why) {
     sender_.Fence();
     receiver_.Fence();
     core_->Fence(why, world_->now());
-    for (auto& [transfer, waiting] : early_pulls_) {
-      for (auto& [peer, done] : waiting) done(why);
-    }
-    early_pulls_.clear();
+    // Its space of the data plane is closed.
+    while (!early_pulls_.empty()) AnswerEarlyPulls(early_pulls_.begin()->first, absl::UnavailableError("fenced"));
+    fabric_->CloseConnection(self_, grant);
   }
-  CheckOldWork();
+  Later(0, [this] { CheckOldWork(); });   // not from within the lease's own event
 }
 
 void SimWorker::CheckOldWork() {
   const PhysicalSliceId slice = lease_->slice();
   if (!lease_->old_work_pending(slice)) return;
-  if (core_ != nullptr && !(core_->OldWorkEnded() && running_.empty() && makes_.empty() && uploads_.empty())) return;
+  if (core_ != nullptr && fenced_) {
+    if (!core_->OldWorkEnded() || !running_.empty() || !makes_.empty()) return;
+    if (!buffers_.empty()) {
+      world_->Violation(absl::StrCat(name_, ": ", buffers_.size(), " buffers outlive the fenced holder's work"));
+    }
+  }
   lease_->OnOldWorkEnded(slice, world_->now());
 }
 
@@ -238,6 +246,18 @@ void SimWorker::Put(BufferRef ref, uint32_t device, Content content) {
 }
 
 void SimWorker::Free(BufferRef ref) {
+  for (const auto& [key, make] : makes_) {
+    for (const Piece& piece : make->op->buffers(make->index).pieces()) {
+      if (piece.has_local() && ToRef(piece.local()) == ref) {
+        world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed while make t", key.first, " reads it"));
+      }
+    }
+  }
+  for (const auto& [read, open] : reads_) {
+    if (open.holds_buffer && open.ref == ref) {
+      world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed while read ", read, " needs it"));
+    }
+  }
   for (const auto& [transfer, published] : published_) {
     if (published.ref == ref && published.pulling > 0) {
       world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed while a peer pulls it"));
@@ -400,9 +420,7 @@ void SimWorker::AdvanceDevice(uint32_t device) {
 void SimWorker::StartUpload(std::shared_ptr<const Upload> upload) {
   uploads_[upload->key()] = upload;
   if (!upload->pulled()) return;   // UploadBytes follows
-  ++foreign_writes_;
   Later(world_->Between(50 * kMicrosecond, 2 * kMillisecond), [this, key = upload->key(), generation = generation_] {
-    --foreign_writes_;
     if (generation != generation_) return;
     const Content* bytes = fabric_->HostBytes(key);
     if (bytes == nullptr) {
@@ -453,6 +471,7 @@ void SimWorker::CancelUpload(uint64_t key, const absl::Status& why) {
 void SimWorker::StartMake(std::shared_ptr<const MakeBuffers> op, int index) {
   auto make = std::make_shared<Make>();
   make->op = op;
+  make->started = world_->now();
   make->index = index;
   const MakeBuffer& buffer = op->buffers(index);
   make->content = Empty(ToDims(buffer.dims()));
@@ -463,29 +482,7 @@ void SimWorker::StartMake(std::shared_ptr<const MakeBuffers> op, int index) {
     const IndexBox target = ToBox(piece.target_box(), make->content.dims);
     ++make->open;
     if (piece.has_remote()) {
-      SimWorker* peer = fabric_->WorkerOf(Incarnation(piece.remote().incarnation()));
-      auto landed = [this, make, target, generation](absl::StatusOr<Content> bytes) {
-        Deliver([this, make, target, generation, bytes = std::move(bytes)] {
-          if (generation != generation_) return;
-          if (!bytes.ok()) {
-            if (make->status.ok()) make->status = bytes.status();
-          } else if (!make->cancelled) {
-            Paste(*bytes, target, &make->content);
-          }
-          FinishMake(make);
-        });
-      };
-      if (peer == nullptr) {
-        // Its end of file comes at once; what it means, the controller says (PeerLost).
-        Later(world_->Between(50 * kMicrosecond, kMillisecond),
-              [landed] { landed(absl::UnavailableError("the peer is gone")); });
-      } else {
-        const Incarnation who = self_;
-        Fabric* fabric = fabric_;
-        peer->Pull(self_, TransferId(piece.remote().transfer()), [fabric, who, this, landed](absl::StatusOr<Content> bytes) {
-          if (fabric->WorkerOf(who) == this) landed(std::move(bytes));
-        });
-      }
+      StartPull(make, piece, target);
     } else {
       const Content* source = Find(ToRef(piece.local()));
       if (source == nullptr) {
@@ -501,6 +498,35 @@ void SimWorker::StartMake(std::shared_ptr<const MakeBuffers> op, int index) {
   });
 }
 
+void SimWorker::StartPull(const std::shared_ptr<Make>& make, const Piece& piece, const IndexBox& target) {
+  const uint64_t generation = generation_;
+  auto landed = [this, make, &piece, target, generation](absl::StatusOr<Content> bytes) {
+    if (fabric_->WorkerOf(self_) != this) return;
+    Deliver([this, make, &piece, target, generation, bytes = std::move(bytes)] {
+      if (generation != generation_) return;
+      if (!bytes.ok() && absl::IsUnavailable(bytes.status()) && !make->cancelled && !fenced_ &&
+          world_->now() - make->started < limits::kPullRetryTime) {
+        // The connection broke. What that means, the controller says (PeerLost, hence CancelMake).
+        return Later(limits::kPullRetryPause, [this, make, &piece, target, generation] {
+          if (generation == generation_) StartPull(make, piece, target);
+        });
+      }
+      if (!bytes.ok()) {
+        if (make->status.ok()) make->status = bytes.status();
+      } else if (!make->cancelled) {
+        Paste(*bytes, target, &make->content);
+      }
+      FinishMake(make);
+    });
+  };
+  SimWorker* peer = make->cancelled ? nullptr : fabric_->WorkerOf(Incarnation(piece.remote().incarnation()));
+  if (peer == nullptr) {
+    Later(world_->Between(50 * kMicrosecond, kMillisecond), [landed] { landed(absl::UnavailableError("the peer is gone")); });
+  } else {
+    peer->Pull(self_, TransferId(piece.remote().transfer()), landed);
+  }
+}
+
 void SimWorker::FinishMake(const std::shared_ptr<Make>& make) {
   if (--make->open > 0) return;
   makes_.erase({make->op->ticket(), make->index});
@@ -514,9 +540,16 @@ void SimWorker::FinishMake(const std::shared_ptr<Make>& make) {
 void SimWorker::CancelMake(Ticket ticket, int index, const absl::Status& why) {
   auto it = makes_.find({ticket.value(), index});
   if (it == makes_.end()) return;
-  // Quarantine: the destination stays until the pull has ended, which it does by itself here.
-  it->second->cancelled = true;
-  it->second->status = why;
+  // Quarantine: the destination stays until the pull has ended. One whose bytes travel does so by itself.
+  const std::shared_ptr<Make> make = it->second;
+  make->cancelled = true;
+  make->status = why;
+  for (const Piece& piece : make->op->buffers(index).pieces()) {
+    if (!piece.has_remote()) continue;
+    if (SimWorker* peer = fabric_->WorkerOf(Incarnation(piece.remote().incarnation()))) {
+      peer->CancelPull(self_, TransferId(piece.remote().transfer()));
+    }
+  }
 }
 
 // ---------------------------------------------------------------- publications and reads
@@ -537,22 +570,44 @@ void SimWorker::FailPublish(TransferId transfer, const absl::Status& why) {
   Published& published = published_[transfer.value()];
   published.failed = true;
   published.why = why;
-  auto early = early_pulls_.find(transfer.value());
+  AnswerEarlyPulls(transfer.value(), why);
+}
+
+void SimWorker::AnswerEarlyPulls(uint64_t transfer, const absl::Status& why) {
+  auto early = early_pulls_.find(transfer);
   if (early == early_pulls_.end()) return;
   auto waiting = std::move(early->second);
   early_pulls_.erase(early);
-  for (auto& [peer, done] : waiting) Pull(peer, transfer, std::move(done));
+  for (auto& [peer, done] : waiting) {
+    world_->After(world_->Between(20 * kMicrosecond, 2 * kMillisecond), [done = std::move(done), why] { done(why); });
+  }
+}
+
+void SimWorker::CancelPull(Incarnation peer, TransferId transfer) {
+  auto early = early_pulls_.find(transfer.value());
+  if (early == early_pulls_.end()) return;
+  for (const auto& [from, done] : early->second) {
+    if (from == peer) return AnswerEarlyPulls(transfer.value(), absl::CancelledError("not wanted any more"));
+  }
+}
+
+void SimWorker::Die() {
+  while (!early_pulls_.empty()) AnswerEarlyPulls(early_pulls_.begin()->first, absl::UnavailableError("the peer is gone"));
 }
 
 void SimWorker::StopPublish(TransferId transfer, const absl::Status& why) {
-  Published& published = published_[transfer.value()];
-  published.stopping = true;
-  published.failed = true;
-  published.why = why;
-  if (published.pulling > 0) return;
+  unpublished_.emplace(transfer.value(), why);
+  AnswerEarlyPulls(transfer.value(), why);
+  auto it = published_.find(transfer.value());
+  if (it == published_.end()) return;   // never started
+  it->second.stopping = true;
+  it->second.why = why;
+  if (it->second.pulling == 0) EndPublication(transfer);
+}
+
+void SimWorker::EndPublication(TransferId transfer) {
   Later(5 * kMicrosecond, [this, transfer, generation = generation_] {
-    if (generation != generation_) return;
-    published_.erase(transfer.value());
+    if (generation != generation_ || published_.erase(transfer.value()) == 0) return;
     core_->OnPublishQuiet(transfer, world_->now());
     FlushSoon();
     CheckOldWork();
@@ -564,6 +619,7 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
     world_->After(world_->Between(20 * kMicrosecond, 2 * kMillisecond), [done, bytes] { done(bytes); });
   };
   if (core_ == nullptr || fenced_) return answer(absl::UnavailableError("fenced"));
+  if (auto ended = unpublished_.find(transfer.value()); ended != unpublished_.end()) return answer(ended->second);
   auto it = published_.find(transfer.value());
   if (it == published_.end()) {   // the pin has not come yet: wait
     early_pulls_[transfer.value()].emplace_back(peer, std::move(done));
@@ -576,6 +632,7 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
     return;
   }
   ++published.pulling;
+  fabric_->PullStarted(self_, peer);
   const Incarnation self = self_;
   Fabric* fabric = fabric_;
   world_->After(world_->Between(20 * kMicrosecond, 2 * kMillisecond), [this, self, fabric, transfer, done, generation = generation_] {
@@ -591,7 +648,8 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
     } else {
       done(Cut(*content, at->second.box));
     }
-    if (at->second.stopping && at->second.pulling == 0) StopPublish(transfer, at->second.why);
+    at = published_.find(transfer.value());
+    if (at != published_.end() && at->second.stopping && at->second.pulling == 0) EndPublication(transfer);
   });
 }
 
@@ -645,20 +703,25 @@ absl::StatusOr<Content> SimWorker::ReadPublished(uint64_t read) {
 
 void SimWorker::PeerLost(Incarnation, const absl::Status&) {}
 
-void SimWorker::CheckEmpty() {
-  if (core_ == nullptr || fenced_) return;
+std::string SimWorker::Leftovers() const {
+  if (core_ == nullptr || fenced_) return "";
   const WorkerCore::Counts counts = core_->counts();
+  std::string out;
   if (counts.buffers + counts.launches + counts.transfers + counts.reads + counts.uploads + counts.executables +
           counts.watches != 0) {
-    world_->Violation(absl::StrCat(name_, " still has ", counts.buffers, " buffers, ", counts.launches, " launches, ",
-                                   counts.transfers, " transfers, ", counts.reads, " reads, ", counts.uploads,
-                                   " uploads, ", counts.executables, " executables, ", counts.watches, " watches: ",
-                                   Explain()));
+    absl::StrAppend(&out, " ", counts.buffers, " buffers, ", counts.launches, " launches, ", counts.transfers,
+                    " transfers, ", counts.reads, " reads, ", counts.uploads, " uploads, ", counts.executables,
+                    " executables, ", counts.watches, " watches;");
   }
-  if (!buffers_.empty()) world_->Violation(absl::StrCat(name_, " leaks ", buffers_.size(), " device buffers"));
+  if (!buffers_.empty()) absl::StrAppend(&out, " ", buffers_.size(), " buffers of its devices;");
+  if (!published_.empty() || !early_pulls_.empty()) {
+    absl::StrAppend(&out, " ", published_.size(), " publications and ", early_pulls_.size(), " pulls that wait;");
+  }
+  if (!reads_.empty()) absl::StrAppend(&out, " ", reads_.size(), " reads in its shell;");
   for (int64_t bytes : counts.device_bytes_reserved) {
-    if (bytes != 0) world_->Violation(absl::StrCat(name_, " keeps ", bytes, " bytes reserved"));
+    if (bytes != 0) absl::StrAppend(&out, " ", bytes, " bytes reserved;");
   }
+  return out.empty() ? out : absl::StrCat(name_, " still has", out);
 }
 
 }  // namespace landbridge::sim

@@ -16,23 +16,11 @@
 #include "cluster/stream.h"
 #include "cluster/worker_lease.h"
 #include "sim/content.h"
+#include "sim/knobs.h"
 #include "sim/world.h"
 #include "worker/worker_core.h"
 
 namespace landbridge::sim {
-
-struct Knobs {
-  int slices = 2;
-  int devices = 4;                   // of a worker
-  int sessions = 2;
-  int steps = 60;                    // of each session
-  double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
-  bool tight_memory = false;
-  bool restart_rm = false;
-  DurationNs message_min = 20 * kMicrosecond, message_max = 400 * kMicrosecond;
-  DurationNs launch_min = 10 * kMicrosecond, launch_max = 3 * kMillisecond;
-  std::string ToString() const;
-};
 
 // What the parts of a simulation need of each other.
 class Fabric {
@@ -45,6 +33,10 @@ class Fabric {
   virtual void ToProxy(Incarnation from, const Grant& grant, std::string frame) = 0;
   virtual void ReportToRm(Incarnation from, MemberReport report) = 0;
   virtual void WorkerRestarts(Incarnation who, const std::string& why) = 0;
+  // The worker closes the control connection of an ended grant.
+  virtual void CloseConnection(Incarnation from, const Grant& grant) = 0;
+  // The bytes of a published box begin to travel.
+  virtual void PullStarted(Incarnation source, Incarnation target) = 0;
 };
 
 class SimWorker : private WorkerSink, private WorkerLeaseSink {
@@ -83,10 +75,15 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   };
   // Null: not published (yet). Answers after the transfer's time through `done`, exactly once.
   void Pull(Incarnation peer, TransferId transfer, std::function<void(absl::StatusOr<Content>)> done);
+  // The peer does not want them any more: a pull that waits for its publication ends at once.
+  void CancelPull(Incarnation peer, TransferId transfer);
   absl::StatusOr<Content> ReadPublished(uint64_t read);
+  // SIGKILL: whoever waits for bytes of this process sees the connection end.
+  void Die();
 
-  // At the end: what is left of finished sessions.
-  void CheckEmpty();
+  // At the end: what is left of finished sessions. "" when nothing is.
+  std::string Leftovers() const;
+  bool connected() const { return connected_ && !fenced_; }
   WorkerCore::Counts counts() const { return core_ == nullptr ? WorkerCore::Counts{} : core_->counts(); }
   std::string Explain() const { return core_ == nullptr ? "" : core_->ExplainJson(world_->now()); }
   bool idle() const { return running_.empty(); }
@@ -127,6 +124,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   };
   struct Make {
     std::shared_ptr<const MakeBuffers> op;
+    TimeNs started = 0;
     int index = 0;
     Content content;
     size_t open = 0;
@@ -150,10 +148,13 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void OpenStream(const Grant& grant);
   void AdvanceDevice(uint32_t device);
   void Finish(const std::shared_ptr<Run>& run);
+  void StartPull(const std::shared_ptr<Make>& make, const Piece& piece, const IndexBox& target);
   void FinishMake(const std::shared_ptr<Make>& make);
+  void AnswerEarlyPulls(uint64_t transfer, const absl::Status& why);
+  void EndPublication(TransferId transfer);
   void Put(BufferRef ref, uint32_t device, Content content);
   Content* Find(BufferRef ref);
-  // Runs `event` after the delay unless this life's core is another one by then.
+  // Runs `event` after the delay, unless the process is dead by then; a stopped one sees to it when it goes on.
   void Later(DurationNs delay, std::function<void()> event);
   void CheckOldWork();
 
@@ -194,9 +195,9 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   std::map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // by key
   std::map<std::pair<uint64_t, int>, std::shared_ptr<Make>> makes_;
   std::map<uint64_t, Published> published_;
+  std::map<uint64_t, absl::Status> unpublished_;               // why pulls of these are refused
   std::map<uint64_t, std::vector<std::pair<Incarnation, std::function<void(absl::StatusOr<Content>)>>>> early_pulls_;
   std::map<uint64_t, OpenRead> reads_;
-  int foreign_writes_ = 0;                 // pulls of ours in flight
 };
 
 }  // namespace landbridge::sim

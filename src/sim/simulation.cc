@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kRows = 8;          // of every simulated array: 8 x 4 elements
 constexpr int64_t kColumns = 4;
+constexpr DurationNs kRunLimit = 20 * kSecond;    // for the clients' steps
+constexpr DurationNs kRestLimit = 20 * kSecond;   // when faults have stopped
+constexpr DurationNs kAnswerLimit = 5 * kSecond;  // without faults
 
 // Whether the codes of this run's faults explain an error.
 struct Blame {
@@ -53,7 +56,8 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   struct Connection {          // proxy <-> member
     MemberRef ref;
     bool wanted = true;
-    bool up = false;
+    bool up = false;           // the worker has welcomed us
+    bool open = false;         // and we know it
     uint64_t epoch = 0;
     TimeNs to_worker_at = 0, to_proxy_at = 0;   // deliveries stay in order
   };
@@ -87,6 +91,8 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void ToProxy(Incarnation from, const Grant& grant, std::string frame) override;
   void ReportToRm(Incarnation from, MemberReport report) override;
   void WorkerRestarts(Incarnation who, const std::string& why) override;
+  void CloseConnection(Incarnation from, const Grant& grant) override;
+  void PullStarted(Incarnation source, Incarnation target) override;
 
   // --- ControllerSink
   void SendToWorker(Incarnation worker, WorkerOp op) override;
@@ -122,6 +128,17 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void KillWorker(int slice);
   void StartRm();
   void TickRm(uint64_t life);
+  void StopRm(DurationNs lasts);
+  void Pause(int slice, DurationNs lasts);
+  void RunFault(const Fault& fault);
+  int SlotOf(Incarnation incarnation) const;   // -1: none
+  void TickProxy();
+  bool AllUp();
+  bool Answered() const;
+  bool AtRest();
+  std::string Leftovers();
+  // Until the condition holds; false if it does not within the limit.
+  bool RunUntilTrue(DurationNs limit, const std::function<bool()>& condition);
   void TryConnect(Incarnation incarnation, uint64_t epoch);
   void Break(Connection& connection);
   void ToWorker(Connection& connection, std::string payload);
@@ -153,6 +170,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   std::unique_ptr<ResourceManagerCore> rm_;
   uint64_t rm_life_ = 0;
   bool rm_up_ = false;
+  bool proxy_linked_ = false;                            // to the RM
 
   std::map<Incarnation, std::unique_ptr<SimWorker>> workers_;
   std::vector<std::unique_ptr<SimWorker>> dead_;        // closures may still name them
@@ -167,13 +185,14 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
 
   std::vector<Client> clients_;
   std::map<uint64_t, Content> host_bytes_;
-  std::map<uint64_t, Content> dropped_bytes_;
-  std::set<uint64_t> pulls_read_;
   std::map<RequestId, Request> requests_;
   uint64_t next_key_ = 1, next_request_ = 1, next_constant_ = 1;
   bool faults_on_ = true;
   bool devices_known_ = false;
   std::set<int> slices_hurt_;                            // lost at least once
+  bool all_up_once_ = false;
+  TimeNs last_fault_ = 0;
+  int pulls_ = 0;
   Outcome outcome_;
 };
 
@@ -188,16 +207,31 @@ void Simulation::StartRm() {
   options.cluster_secret = "the cluster's secret";
   options.version = BuildVersion();
   options.life = world_.random().NextNonZero();
-  rm_ = std::make_unique<ResourceManagerCore>(options, this, world_.now());
+  rm_ = std::make_unique<ResourceManagerCore>(options, static_cast<ResourceManagerSink*>(this), world_.now());
   TickRm(rm_life_);
-  for (auto& [incarnation, worker] : workers_) {
-    world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this, incarnation = incarnation] {
-      if (SimWorker* worker = WorkerOf(incarnation)) worker->Deliver([this, incarnation] {
-        if (SimWorker* w = WorkerOf(incarnation)) w->lease().OnRmConnected(world_.now());
-      });
+  for (auto& [who, process] : workers_) {
+    world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this, incarnation = who, life = rm_life_] {
+      SimWorker* worker = WorkerOf(incarnation);
+      if (worker == nullptr || rm_life_ != life || !rm_up_) return;
+      worker->Deliver([worker, this] { worker->lease().OnRmConnected(world_.now()); });
     });
   }
-  world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this] { holder_.OnRmConnected(world_.now()); });
+  world_.After(world_.Between(kMillisecond, 400 * kMillisecond), [this, life = rm_life_] {
+    if (rm_life_ != life || !rm_up_) return;
+    proxy_linked_ = true;
+    holder_.OnRmConnected(world_.now());
+  });
+}
+
+void Simulation::StopRm(DurationNs lasts) {
+  if (!rm_up_) return;
+  rm_up_ = false;
+  proxy_linked_ = false;
+  for (auto& [who, process] : workers_) {
+    SimWorker* worker = process.get();
+    worker->Deliver([worker, this] { worker->lease().OnRmDisconnected(world_.now()); });
+  }
+  world_.After(lasts, [this] { StartRm(); });
 }
 
 void Simulation::TickRm(uint64_t life) {
@@ -209,10 +243,10 @@ void Simulation::TickRm(uint64_t life) {
 void Simulation::StartWorker(int slice) {
   const Incarnation incarnation(next_incarnation_++);
   worker_of_slot_[static_cast<size_t>(slice)] = incarnation;
-  workers_[incarnation] = std::make_unique<SimWorker>(&world_, knobs_, this, incarnation, absl::StrCat("worker-", slice));
+  workers_[incarnation] = std::make_unique<SimWorker>(&world_, knobs_, static_cast<Fabric*>(this), incarnation, absl::StrCat("worker-", slice));
   world_.After(world_.Between(kMillisecond, 20 * kMillisecond), [this, incarnation] {
     if (SimWorker* worker = WorkerOf(incarnation)) {
-      worker->lease().OnRmConnected(world_.now());
+      if (rm_up_) worker->Deliver([worker, this] { worker->lease().OnRmConnected(world_.now()); });
       TickWorker(incarnation);
     }
   });
@@ -230,24 +264,52 @@ void Simulation::KillWorker(int slice) {
   auto it = workers_.find(incarnation);
   if (it == workers_.end()) return;
   slices_hurt_.insert(slice);
+  it->second->Die();
   dead_.push_back(std::move(it->second));
   workers_.erase(it);
+  world_.After(world_.Between(kMillisecond, 10 * kMillisecond), [this, incarnation, life = rm_life_] {
+    if (rm_up_ && rm_life_ == life) rm_->OnMemberGone(incarnation, world_.now());
+  });
   if (auto connection = connections_.find(incarnation); connection != connections_.end()) Break(connection->second);
   world_.After(world_.Between(10 * kMillisecond, 800 * kMillisecond), [this, slice] { StartWorker(slice); });
 }
 
+int Simulation::SlotOf(Incarnation incarnation) const {
+  for (int slot = 0; slot < knobs_.slices; ++slot) {
+    if (worker_of_slot_[static_cast<size_t>(slot)] == incarnation) return slot;
+  }
+  return -1;
+}
+
 void Simulation::WorkerRestarts(Incarnation who, const std::string&) {
   world_.After(kMillisecond, [this, who] {
-    for (int s = 0; s < knobs_.slices; ++s) {
-      if (worker_of_slot_[static_cast<size_t>(s)] == who && WorkerOf(who) != nullptr) KillWorker(s);
-    }
+    if (WorkerOf(who) != nullptr && SlotOf(who) >= 0) KillWorker(SlotOf(who));
+  });
+}
+
+void Simulation::CloseConnection(Incarnation from, const Grant& grant) {
+  world_.After(0, [this, from, grant] {
+    auto it = connections_.find(from);
+    if (it != connections_.end() && it->second.up && it->second.ref.grant.SameNumber(grant)) Break(it->second);
+  });
+}
+
+void Simulation::PullStarted(Incarnation source, Incarnation target) {
+  ++pulls_;
+  ++outcome_.pulls;
+  const Incarnation victim = pulls_ == knobs_.kill_source_of_pull   ? source
+                             : pulls_ == knobs_.kill_target_of_pull ? target
+                                                                    : Incarnation();
+  if (!victim.valid()) return;
+  world_.After(10 * kMicrosecond, [this, victim] {
+    if (WorkerOf(victim) != nullptr && SlotOf(victim) >= 0) KillWorker(SlotOf(victim));
   });
 }
 
 // RM connections: in order, delayed; an RM that is down loses what is sent.
 void Simulation::ReportToRm(Incarnation from, MemberReport report) {
   TimeNs& at = worker_to_rm_at_[from];
-  at = std::max(at, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, from, report = std::move(report), life = rm_life_] {
     if (!rm_up_ || rm_life_ != life) return;
     if (absl::Status status = rm_->OnMemberReport(report, world_.now()); !status.ok()) world_.Violation(status.ToString());
@@ -256,7 +318,7 @@ void Simulation::ReportToRm(Incarnation from, MemberReport report) {
 
 void Simulation::SendToMember(Incarnation worker, MemberUpdate update) {
   TimeNs& at = rm_to_worker_at_[worker];
-  at = std::max(at, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, worker, update = std::move(update)] {
     if (SimWorker* to = WorkerOf(worker)) to->Deliver([this, worker, update] {
       if (SimWorker* w = WorkerOf(worker)) w->OnUpdate(update);
@@ -265,7 +327,8 @@ void Simulation::SendToMember(Incarnation worker, MemberUpdate update) {
 }
 
 void Simulation::SendReport(HolderReport report) {
-  proxy_to_rm_at_ = std::max(proxy_to_rm_at_, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  if (!proxy_linked_) return;
+  proxy_to_rm_at_ = std::max(proxy_to_rm_at_, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(proxy_to_rm_at_ - world_.now(), [this, report = std::move(report), life = rm_life_] {
     if (!rm_up_ || rm_life_ != life) return;
     if (absl::Status status = rm_->OnHolderReport(report, world_.now()); !status.ok()) world_.Violation(status.ToString());
@@ -273,7 +336,7 @@ void Simulation::SendReport(HolderReport report) {
 }
 
 void Simulation::SendToHolder(ProxyLife, HolderUpdate update) {
-  rm_to_proxy_at_ = std::max(rm_to_proxy_at_, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  rm_to_proxy_at_ = std::max(rm_to_proxy_at_, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(rm_to_proxy_at_ - world_.now(), [this, update = std::move(update)] { holder_.OnUpdate(update, world_.now()); });
 }
 
@@ -290,7 +353,9 @@ void Simulation::FleetKnown(const Fleet& fleet) {
     controller_.DeclareDevices(devices);
     for (size_t c = 0; c < clients_.size(); ++c) {
       controller_.OpenSession(clients_[c].id);
-      world_.After(world_.Between(0, kMillisecond), [this, c] { Step(static_cast<int>(c)); });
+      // Some begin before a single worker is up.
+      const DurationNs start = world_.Chance(0.3) ? 0 : world_.Between(0, 2 * kSecond);
+      world_.After(start, [this, c] { Step(static_cast<int>(c)); });
     }
   });
 }
@@ -337,9 +402,13 @@ void Simulation::TryConnect(Incarnation incarnation, uint64_t epoch) {
     } else {
       again();
     }
-    world_.After(world_.Between(knobs_.message_min, knobs_.message_max), [this, incarnation, epoch, welcome, ref] {
-      auto at = connections_.find(incarnation);
-      if (at == connections_.end() || at->second.epoch != epoch || !at->second.wanted) return;
+    // Before everything that the worker sends on this connection.
+    TimeNs& at = found->second.to_proxy_at;
+    at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
+    world_.After(at - world_.now(), [this, incarnation, epoch, welcome, ref] {
+      auto now = connections_.find(incarnation);
+      if (now == connections_.end() || now->second.epoch != epoch || !now->second.wanted) return;
+      if (welcome.refusal() == ControlWelcome::NONE) now->second.open = true;
       holder_.OnMemberWelcome(ref, welcome, world_.now());   // MemberUp comes from inside, the first time
       if (welcome.refusal() != ControlWelcome::NONE) return;
       auto member = members_.find(incarnation);
@@ -355,7 +424,7 @@ void Simulation::TryConnect(Incarnation incarnation, uint64_t epoch) {
 
 void Simulation::Break(Connection& connection) {
   const bool was_up = connection.up;
-  connection.up = false;
+  connection.up = connection.open = false;
   const uint64_t epoch = ++connection.epoch;   // what is under way is lost
   const MemberRef ref = connection.ref;
   if (SimWorker* worker = WorkerOf(ref.incarnation)) {
@@ -378,7 +447,7 @@ void Simulation::DisconnectMember(const MemberRef& member) {
   auto it = connections_.find(member.incarnation);
   if (it == connections_.end() || !it->second.ref.grant.SameNumber(member.grant)) return;
   it->second.wanted = false;
-  it->second.up = false;
+  it->second.up = it->second.open = false;
   ++it->second.epoch;
   if (SimWorker* worker = WorkerOf(member.incarnation)) {
     worker->Deliver([this, member] {
@@ -407,7 +476,7 @@ void Simulation::MemberLost(const MemberRef& member, const absl::Status& why) {
 void Simulation::SendHeartbeat(const MemberRef& member, uint64_t number, int64_t sent_ns, int64_t echo_ns) {
   auto connection = connections_.find(member.incarnation);
   auto at = members_.find(member.incarnation);
-  if (connection == connections_.end() || at == members_.end() || !connection->second.up) return;
+  if (connection == connections_.end() || at == members_.end() || !connection->second.open) return;
   Heartbeat heartbeat;
   heartbeat.set_number(number);
   heartbeat.set_sent_ns(sent_ns);
@@ -416,9 +485,9 @@ void Simulation::SendHeartbeat(const MemberRef& member, uint64_t number, int64_t
 }
 
 void Simulation::ToWorker(Connection& connection, std::string payload) {
-  if (!connection.up) return;
+  if (!connection.open) return;
   TimeNs& at = connection.to_worker_at;
-  at = std::max(at, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, ref = connection.ref, epoch = connection.epoch, payload = std::move(payload)] {
     auto it = connections_.find(ref.incarnation);
     if (it == connections_.end() || it->second.epoch != epoch) return;
@@ -432,7 +501,7 @@ void Simulation::ToProxy(Incarnation from, const Grant& grant, std::string frame
   auto it = connections_.find(from);
   if (it == connections_.end() || !it->second.up || !it->second.ref.grant.SameNumber(grant)) return;
   TimeNs& at = it->second.to_proxy_at;
-  at = std::max(at, world_.now()) + world_.Between(knobs_.message_min, knobs_.message_max);
+  at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, from, epoch = it->second.epoch, frame = std::move(frame)] {
     auto connection = connections_.find(from);
     if (connection == connections_.end() || connection->second.epoch != epoch) return;
@@ -466,7 +535,7 @@ void Simulation::FlushSoon() {
     for (Incarnation incarnation : dirty) {
       auto member = members_.find(incarnation);
       auto connection = connections_.find(incarnation);
-      if (member == members_.end() || connection == connections_.end() || !connection->second.up) continue;
+      if (member == members_.end() || connection == connections_.end() || !connection->second.open) continue;
       for (std::string frame = member->second.stream.NextFrame(); !frame.empty();
            frame = member->second.stream.NextFrame()) {
         ToWorker(connection->second, std::move(frame));
@@ -477,30 +546,51 @@ void Simulation::FlushSoon() {
 
 // ---------------------------------------------------------------- faults
 
+void Simulation::Pause(int slice, DurationNs lasts) {
+  const Incarnation incarnation = worker_of_slot_[static_cast<size_t>(slice)];
+  SimWorker* worker = WorkerOf(incarnation);
+  if (worker == nullptr || worker->paused()) return;
+  worker->Pause();
+  // Long enough that some clock takes the lease as over.
+  if (lasts > limits::kLeaseDefault / 2) slices_hurt_.insert(slice);
+  world_.After(lasts, [this, incarnation] {
+    if (SimWorker* w = WorkerOf(incarnation)) w->Resume();
+  });
+}
+
+void Simulation::RunFault(const Fault& fault) {
+  switch (fault.kind) {
+    case Fault::Kind::kKill:
+      return KillWorker(fault.slice);
+    case Fault::Kind::kPause:
+      return Pause(fault.slice, fault.lasts);
+    case Fault::Kind::kRestartRm:
+      return StopRm(fault.lasts);
+    case Fault::Kind::kBreakStream: {
+      auto connection = connections_.find(worker_of_slot_[static_cast<size_t>(fault.slice)]);
+      if (connection != connections_.end() && connection->second.up) Break(connection->second);
+      return;
+    }
+  }
+}
+
 void Simulation::FaultLater() {
-  world_.After(world_.Between(5 * kMillisecond, 60 * kMillisecond), [this] {
+  world_.After(world_.Between(5 * kMillisecond, 300 * kMillisecond), [this] {
     if (!faults_on_) return;
-    const int slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
-    const Incarnation incarnation = worker_of_slot_[static_cast<size_t>(slice)];
-    if (world_.Chance(knobs_.kill)) KillWorker(slice);
-    SimWorker* worker = WorkerOf(incarnation);
-    if (worker != nullptr && !worker->paused() && world_.Chance(knobs_.pause)) {
-      worker->Pause();
-      // Now and then longer than the lease.
-      const DurationNs pause = world_.Between(10 * kMillisecond, world_.Chance(0.5) ? 200 * kMillisecond : 6 * kSecond);
-      if (pause > limits::kLeaseDefault / 2) slices_hurt_.insert(slice);
-      world_.After(pause, [this, incarnation] {
-        if (SimWorker* w = WorkerOf(incarnation)) w->Resume();
-      });
-    }
-    auto connection = connections_.find(incarnation);
-    if (connection != connections_.end() && connection->second.up && world_.Chance(knobs_.break_stream)) {
-      Break(connection->second);
-    }
-    if (knobs_.restart_rm && rm_up_ && world_.Chance(0.05)) {
-      rm_up_ = false;
-      world_.After(world_.Between(kMillisecond, kSecond), [this] { StartRm(); });
-    }
+    Fault fault;
+    fault.slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
+    auto may = [&](double chance, Fault::Kind kind, DurationNs lasts) {
+      if (!world_.Chance(chance)) return;
+      fault.kind = kind;
+      fault.lasts = lasts;
+      RunFault(fault);
+    };
+    may(knobs_.kill, Fault::Kind::kKill, 0);
+    // Now and then longer than the lease.
+    may(knobs_.pause, Fault::Kind::kPause,
+        world_.Between(10 * kMillisecond, world_.Chance(0.5) ? 200 * kMillisecond : 6 * kSecond));
+    may(knobs_.break_stream, Fault::Kind::kBreakStream, 0);
+    may(knobs_.restart_rm ? 0.1 : 0, Fault::Kind::kRestartRm, world_.Between(kMillisecond, kSecond));
     FaultLater();
   });
 }
@@ -802,7 +892,9 @@ void Simulation::Step(int index) {
   if (knobs_.tight_memory) {
     while (client.arrays.size() > 6) Forget(client, &client.arrays.front());
   }
-  world_.After(world_.Between(2 * kMicrosecond, 2 * kMillisecond), [this, index] { Step(index); });
+  const bool idle = knobs_.idle_max > 0 && world_.Chance(0.1);
+  world_.After(idle ? world_.Between(kMillisecond, knobs_.idle_max) : world_.Between(2 * kMicrosecond, 2 * kMillisecond),
+               [this, index] { Step(index); });
 }
 
 // ---------------------------------------------------------------- answers
@@ -881,19 +973,25 @@ Outcome Simulation::Run() {
   worker_of_slot_.resize(static_cast<size_t>(knobs_.slices));
   StartRm();
   for (int s = 0; s < knobs_.slices; ++s) StartWorker(s);
-  std::function<void()> tick;
-  tick = [this, &tick] {
-    holder_.OnTick(world_.now());
-    controller_.OnTime(world_.now());
-    world_.After(TickPeriod(LeaseTimes{}), tick);
-  };
-  world_.After(0, tick);
+  TickProxy();
   holder_.Request({}, world_.now());
   FaultLater();
 
-  world_.RunUntil(world_.now() + 8 * kSecond + knobs_.steps * 2 * kMillisecond);
+  auto finished = [this] {
+    return std::all_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.steps_left <= 0; });
+  };
+  RunUntilTrue(kRunLimit, [&] {
+    if (!all_up_once_ && AllUp()) {
+      all_up_once_ = true;
+      for (const Fault& fault : knobs_.faults) {
+        last_fault_ = std::max(last_fault_, world_.now() + fault.at + fault.lasts);
+        world_.After(fault.at, [this, fault] { RunFault(fault); });
+      }
+    }
+    return all_up_once_ && finished() && world_.now() > last_fault_;
+  });
   faults_on_ = false;
-  world_.RunUntil(world_.now() + 20 * kSecond);   // leases end, workers return, work drains
+  RunUntilTrue(kRestLimit, [this] { return AtRest(); });   // leases end, workers return, work drains
   Finish();
   outcome_.violations = world_.violations();
   outcome_.events = world_.events();
@@ -901,41 +999,92 @@ Outcome Simulation::Run() {
   return outcome_;
 }
 
+void Simulation::TickProxy() {
+  holder_.OnTick(world_.now());
+  controller_.OnTime(world_.now());
+  world_.After(TickPeriod(LeaseTimes{}), [this] { TickProxy(); });
+}
+
+bool Simulation::RunUntilTrue(DurationNs limit, const std::function<bool()>& condition) {
+  const TimeNs end = world_.now() + limit;
+  while (world_.violations().empty()) {
+    if (condition()) return true;
+    if (world_.now() >= end) return false;
+    world_.RunUntil(world_.now() + 10 * kMillisecond);
+  }
+  return false;
+}
+
+bool Simulation::AllUp() {
+  for (Incarnation incarnation : worker_of_slot_) {
+    SimWorker* worker = WorkerOf(incarnation);
+    if (worker == nullptr || worker->paused() || !worker->connected() || members_.count(incarnation) == 0) return false;
+    auto connection = connections_.find(incarnation);
+    if (connection == connections_.end() || !connection->second.open) return false;
+  }
+  return true;
+}
+
+bool Simulation::Answered() const {
+  return std::all_of(requests_.begin(), requests_.end(), [](const auto& entry) { return entry.second.answers > 0; });
+}
+
+bool Simulation::AtRest() {
+  const Controller::Counts counts = controller_.counts();
+  return rm_up_ && AllUp() && Answered() && counts.launches_unfinished + counts.ops_parked + counts.transfers == 0;
+}
+
+std::string Simulation::Leftovers() {
+  std::string out;
+  const Controller::Counts counts = controller_.counts();
+  if (counts.sessions + counts.arrays + counts.buffers + counts.executables + counts.requests +
+          counts.launches_unfinished + counts.ops_parked + counts.transfers + counts.host_buffers != 0) {
+    absl::StrAppend(&out, "the controller keeps ", counts.sessions, " sessions, ", counts.arrays, " arrays, ",
+                    counts.buffers, " buffers, ", counts.executables, " executables, ", counts.requests,
+                    " requests, ", counts.launches_unfinished, " launches, ", counts.ops_parked, " parked ops, ",
+                    counts.transfers, " transfers, ", counts.host_buffers, " host buffers; ");
+  }
+  if (!host_bytes_.empty()) absl::StrAppend(&out, host_bytes_.size(), " host buffers were never dropped; ");
+  for (auto& [incarnation, worker] : workers_) {
+    if (std::string left = worker->Leftovers(); !left.empty()) absl::StrAppend(&out, left, " ", worker->Explain(), "; ");
+  }
+  return out;
+}
+
 void Simulation::Finish() {
   if (!world_.violations().empty()) return;
+  auto everything = [this] {
+    std::string text = controller_.StatusJson(world_.now());
+    for (auto& [incarnation, worker] : workers_) absl::StrAppend(&text, "\n    ", worker->name(), ": ", worker->Explain());
+    return text;
+  };
   if (!devices_known_) return world_.Violation("the fleet never became known");
+  if (!AllUp()) {
+    return world_.Violation(absl::StrCat("the workers are not all in use again: ", rm_->StatusJson(world_.now()).dump()));
+  }
   for (const Client& client : clients_) {
-    if (client.steps_left > 0) world_.Violation("a client did not finish its steps");
+    if (client.steps_left > 0) return world_.Violation("a client did not finish its steps");
   }
   // Everything that clients still hold can be read, or fails for a reason.
   for (Client& client : clients_) {
     const std::vector<ArrayState> arrays = client.arrays;
     for (const ArrayState& array : arrays) ReadOne(client, array, false);
   }
-  world_.RunUntil(world_.now() + 10 * kSecond);
+  RunUntilTrue(kAnswerLimit, [this] { return Answered(); });
+  if (!world_.violations().empty()) return;
   for (const auto& [id, request] : requests_) {
-    if (request.answers != 1 && world_.violations().empty()) {
-      world_.Violation(absl::StrCat("request ", id.ToString(), " about ", request.array.id.ToString(), " (slice ",
-                                    request.array.slice, ") has ", request.answers, " answers: ",
-                                    controller_.StatusJson(world_.now())));
-      for (auto& [incarnation, worker] : workers_) world_.Violation(worker->name() + ": " + worker->Explain());
-    }
+    if (request.answers == 1) continue;
+    return world_.Violation(absl::StrCat("request ", id.ToString(), " about ", request.array.id.ToString(), " (slice ",
+                                         request.array.slice, ") has ", request.answers, " answers: ", everything()));
   }
+  world_.RunUntil(world_.now() + 2 * kMillisecond);   // pulls of published reads
   for (Client& client : clients_) {
     client.open = false;
     controller_.CloseSession(client.id, absl::FailedPreconditionError("the client has gone"));
   }
-  world_.RunUntil(world_.now() + 5 * kSecond);
-  const Controller::Counts counts = controller_.counts();
-  if (counts.sessions + counts.arrays + counts.buffers + counts.executables + counts.requests +
-          counts.launches_unfinished + counts.ops_parked + counts.transfers + counts.host_buffers != 0) {
-    world_.Violation(absl::StrCat("the controller keeps ", counts.sessions, " sessions, ", counts.arrays, " arrays, ",
-                                  counts.buffers, " buffers, ", counts.executables, " executables, ", counts.requests,
-                                  " requests, ", counts.launches_unfinished, " launches, ", counts.ops_parked,
-                                  " parked ops, ", counts.transfers, " transfers, ", counts.host_buffers, " host buffers"));
+  if (!RunUntilTrue(kAnswerLimit, [this] { return Leftovers().empty(); }) && world_.violations().empty()) {
+    world_.Violation(Leftovers());
   }
-  if (!host_bytes_.empty()) world_.Violation(absl::StrCat(host_bytes_.size(), " host buffers were never dropped"));
-  for (auto& [incarnation, worker] : workers_) worker->CheckEmpty();
 }
 
 Knobs KnobsOfSeed(uint64_t seed) {
@@ -951,6 +1100,7 @@ Knobs KnobsOfSeed(uint64_t seed) {
     if (kind == 3 || kind == 5) knobs.pause = 0.2;
     if (kind == 4 || kind == 5) knobs.break_stream = 0.5;
     if (random.NextBelow(2) == 0) knobs.restart_rm = true;
+    knobs.idle_max = 400 * kMillisecond;
   }
   if (random.NextBelow(3) == 0) knobs.fail_launch = 0.1;
   if (random.NextBelow(6) == 0) knobs.fail_load = 0.1;

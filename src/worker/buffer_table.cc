@@ -72,13 +72,19 @@ void BufferTable::SetPoisoned(Buffer& buffer, PoisonPtr poison) {
   buffer.poison = std::move(poison);
   for (const Waiter& waiter : buffer.waiters) wakes_.push_back(Wake{waiter, Event::kPoisoned, buffer.poison});
   buffer.waiters.clear();
-  if (buffer.running == 0) LeaveShell(buffer);
+  if (buffer.running == 0) {
+    LeaveShell(buffer);
+  } else if (buffer.in_shell && !buffer.charged) {
+    memory_->Grow(buffer.pool, buffer.bytes);  // the plugin may keep it for what was handed over with it
+    buffer.charged = true;
+  }
 }
 
 void BufferTable::LeaveShell(Buffer& buffer) {
   if (!buffer.in_shell) return;
   buffer.in_shell = false;
   sink_->Free(buffer.ref);
+  if (std::exchange(buffer.charged, false)) memory_->Release(buffer.pool, buffer.bytes);
 }
 
 void BufferTable::Unpin(Buffer& buffer) {
@@ -100,7 +106,6 @@ void BufferTable::RequestDelete(Buffer& buffer) {
 void BufferTable::EraseIfUnneeded(Buffer& buffer) {
   if (!buffer.delete_requested || buffer.pins > 0) return;
   LeaveShell(buffer);
-  if (buffer.charged) memory_->Release(buffer.pool, buffer.bytes);
   auto array = arrays_.find(buffer.ref.array);
   auto position = Position(array->second, buffer.ref.shard);
   const SlabHandle handle = position->second;

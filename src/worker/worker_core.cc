@@ -54,8 +54,8 @@ class WorkerCore::Impl {
         continue;
       }
       if (launches_.Advance(now)) continue;
-      if (std::exchange(context_.memory_may_be_stuck, false) && FailWhatNeverFits()) continue;
-      return;
+      if (!std::exchange(context_.memory_may_be_stuck, false) || !FailWhatNeverFits()) return;
+      context_.memory_may_be_stuck = true;  // one at a time: it may have made room for the next
     }
   }
 

@@ -124,13 +124,13 @@ class RandomRun : public WorkerSink {
     if (used_[device] > limit_) Fail(absl::StrCat("device ", device, " holds ", used_[device], " of ", limit_));
   }
   void Send(WorkerOp op) {
-    Trace("> ", op.ShortDebugString());
+    if (options_.trace) Trace("> ", op.ShortDebugString());
     core_->OnOp(std::move(op), ++now_);
   }
 
   // ---------------------------------------------------------------- what the core says
   void Report(WorkerReport report) override {
-    Trace("  < ", RecordingSink::Text(report));
+    if (options_.trace) Trace("  < ", RecordingSink::Text(report));
     if (fenced_) return Fail("a report after the fence");
     switch (report.report_case()) {
       case WorkerReport::kFailed: return OnFailed(report.failed());
@@ -197,6 +197,7 @@ class RandomRun : public WorkerSink {
       if (shard.completed) Fail(absl::StrCat(Ref(ref).ToString(), " failed after it was good"));
       shard.bad = true;
       shard.roots = roots;
+      PiecesOver(Ref(ref));
     }
   }
 
@@ -283,6 +284,9 @@ class RandomRun : public WorkerSink {
       Take(device, outputs - alias + program.spec.temp);
       running.scratch.push_back(program.spec.temp - alias);
     }
+    bool bad = running.fails;
+    for (BufferRef input : node.inputs) bad = bad || will_fail_.contains(At(input).producer);
+    if (bad) will_fail_.insert(op->ticket());
     for (BufferRef ref : node.outputs) {
       At(ref).in_shell = true;
       At(ref).enqueued = true;
@@ -413,29 +417,16 @@ class RandomRun : public WorkerSink {
     return true;
   }
 
-  // The truth of a launch: whether it, or something that it was made from, failed.
-  bool Spoiled(const Node& node) {
-    if (node.shell_failed) return true;
-    for (BufferRef input : node.inputs) {
-      const Shard& shard = At(input);
-      if (shard.bad) return true;
-      if (!shard.completed && shard.producer != 0 && shard.enqueued && will_fail_.contains(shard.producer)) return true;
-    }
-    return false;
-  }
-
   void LaunchEnds() {
     const size_t i = Below(running_.size());
     const Running running = running_[i];
     running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
     const uint64_t ticket = running.op->ticket();
     Node& node = nodes_.at(ticket);
-    // Bad inputs that are known to the shell only: the plugin reports an error of its own, or none.
-    bool bad_input = false;
-    for (BufferRef input : node.inputs) bad_input = bad_input || At(input).bad || will_fail_.contains(At(input).producer);
-    const bool fails = running.fails || (bad_input && Chance(0.5));
+    // With a bad input the plugin reports an error of its own, or none.
+    const bool bad = will_fail_.contains(ticket);
+    const bool fails = running.fails || (bad && Chance(0.5));
     Trace("= t", ticket, fails ? " fails" : " ends");
-    if (fails || bad_input) will_fail_.insert(ticket);
     node.shell_failed = fails;
     const std::set<uint32_t> donated(running.op->donated().begin(), running.op->donated().end());
     for (int p = 0; p < running.op->args_size(); ++p) {
@@ -443,18 +434,18 @@ class RandomRun : public WorkerSink {
         --At(BufferRef{ArrayId(running.op->args(p).array()), static_cast<uint32_t>(d)}).users;
       }
     }
-    ending_.insert(ticket);
     // Memory: scratch and what donations held beyond the outputs goes; outputs stay if they are good.
     for (int d = 0; d < running.op->devices_size(); ++d) {
-      int64_t given = 0, outputs = 0;
+      int64_t given = 0;
       for (uint32_t p : donated) {
         given += At(BufferRef{ArrayId(running.op->args(static_cast<int>(p)).array()), static_cast<uint32_t>(d)}).bytes;
       }
-      for (int64_t bytes : programs_.at(running.op->executable()).spec.outputs) outputs += bytes;
       used_[running.op->devices(d)] -= running.scratch[static_cast<size_t>(d)] + given;
-      if (fails || bad_input) used_[running.op->devices(d)] -= outputs;
     }
-    if (!fails && !bad_input) {
+    for (BufferRef output : node.outputs) {  // what a later launch took over is given back by that one
+      if (bad && !At(output).taken) used_[At(output).device] -= At(output).bytes;
+    }
+    if (!bad) {
       for (BufferRef output : node.outputs) At(output).completed = true;
     }
     core_->OnLaunchDone(Ticket(ticket), fails ? absl::InvalidArgumentError("failed") : absl::OkStatus(),
@@ -482,14 +473,18 @@ class RandomRun : public WorkerSink {
     const MakeBuffer& part = op->buffers(index);
     for (const Piece& piece : part.pieces()) {
       if (!piece.has_local()) continue;
-      Shard& source = At(Ref(piece.local()));
-      --source.users;
-      --transfers_of_[Ref(piece.local())];
+      --At(Ref(piece.local())).users;
     }
+    PiecesOver(Ref(part.target().ref()));
     Shard& target = At(Ref(part.target().ref()));
     target.completed = !fails;
     if (fails) used_[target.device] -= target.bytes;
     core_->OnMakeDone(Ticket(op->ticket()), index, fails ? absl::UnavailableError("failed") : absl::OkStatus(), now_);
+  }
+
+  void PiecesOver(BufferRef target) {
+    for (BufferRef source : pieces_of_[target]) --transfers_of_[source];
+    pieces_of_.erase(target);
   }
 
   struct OpenRead {
@@ -867,7 +862,8 @@ class RandomRun : public WorkerSink {
   std::map<BufferRef, Shard> shards_;
   std::set<uint64_t> unfinished_, keys_, pulls_, reads_asked_, watches_asked_, published_reads_, open_publishes_,
       reading_publishes_;
-  std::set<uint64_t> out_of_memory_, will_fail_, ending_;
+  std::set<uint64_t> out_of_memory_;
+  std::set<uint64_t> will_fail_;            // launches that are handed over and come to a bad end
   std::map<uint64_t, std::vector<BufferRef>> watched_;
   std::map<uint64_t, BufferRef> publish_ref_, read_ref_, offered_;
   std::map<BufferRef, std::set<uint64_t>> readers_of_;

@@ -27,7 +27,7 @@ struct CatalogDevice {
 
 struct DeviceCatalog {
   std::string platform_name = "cpu";   // picks JAX's lowering rules
-  std::string platform_version;        // free text; the door adds its own name and version
+  std::string platform_version;        // free text, shown to users
   std::vector<CatalogDevice> devices;  // in the order of jax.devices()
   std::array<int64_t, 3> stablehlo_version = {1, 20, 0};  // the plugin's current one
   int pjrt_api_major = 0, pjrt_api_minor = 0;             // the plugin's; 0.0 = unknown, not told

@@ -30,9 +30,7 @@ xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, ui
   xla::ifrt::proxy::InitResponse response;
   response.set_session_id(session_wire_id);
   response.set_platform_name(catalog.platform_name);
-  response.set_platform_version(catalog.platform_version.empty()
-                                    ? std::string("landbridge")
-                                    : absl::StrCat("landbridge; ", catalog.platform_version));
+  response.set_platform_version(catalog.platform_version.empty() ? "landbridge" : catalog.platform_version);
   response.set_platform_id(PlatformId(catalog.platform_name));
   response.set_process_index(0);
   response.set_runtime_type("landbridge");  // shown as proxy/landbridge

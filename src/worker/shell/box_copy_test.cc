@@ -128,7 +128,8 @@ TEST(Boxes, CopyAndGatherEqualTheDefinition) {
     std::vector<std::byte> got(static_cast<size_t>(*DenseBytes(dst_dims, element)), std::byte{0xee});
     auto want = got;
     std::vector<std::byte> packed;
-    ForEach(src_box.dims(), [&](const std::vector<int64_t>& index) {
+    const Dims extents = src_box.dims();
+    ForEach({extents.begin(), extents.end()}, [&](const std::vector<int64_t>& index) {
       int64_t from = OffsetOf(src_box.start, src_strides) + OffsetOf(index, src_strides);
       int64_t to = OffsetOf(dst_box.start, dst_strides) + OffsetOf(index, dst_strides);
       for (int64_t i = 0; i < element; ++i) {

@@ -142,6 +142,7 @@ WorkerInfo WorkerProcess::Describe() const {
   const pjrt::Plugin& plugin = client_->plugin();
   WorkerInfo info;
   info.set_name(options_.name);
+  info.set_slice_hint(options_.slice_hint + 1);
   info.set_host(HostName());
   info.set_pid(::getpid());
   info.set_platform(client_->platform_name());

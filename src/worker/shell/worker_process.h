@@ -28,6 +28,7 @@ struct WorkerOptions {
   int port = 0;                         // 0: any free one
   std::string port_file;                // gets "host:port\n" when we listen
   std::string name;                     // the same when the worker is started again; empty: host and port or pid
+  int slice_hint = -1;                  // the slice it would like to be in; the resource manager decides
   std::string plugin_path;
   int devices = 4;                      // CPU plugins only: others show what is there
   int64_t device_memory_limit = 0;      // bytes per device; 0: 80 % of the host's memory over all devices
