@@ -47,7 +47,7 @@ constexpr size_t kHandleIdsPerRequestMax = 1'000'000;
 constexpr int64_t kArrayBytesMax = int64_t{1} << 46;    // larger is a mistake, not an array
 constexpr int kRankMax = 64;
 constexpr int kDevicesMax = 65'536;
-constexpr size_t kReshardPiecesMax = 4'000'000;         // of one plan (sharding/reshard.h)
+constexpr size_t kReshardPiecesMax = 1'000'000;         // of one plan (sharding/reshard.h)
 
 // --- Host buffers.
 constexpr size_t kInlineBytesMax = 64u << 10;           // smaller uploads and reads ride on the control stream

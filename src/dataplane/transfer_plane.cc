@@ -341,7 +341,7 @@ void TransferPlane::OnMessage(const Message& message, absl::Span<const std::byte
       break;
     case MessageType::kReset:
       pulls_.OnReset(message.from, absl::UnavailableError(absl::StrCat(
-          "peer ", message.from.ToString(), " lost its connection to this process")));
+          "peer ", message.from.ToString(), " dropped its connection to this process")));
       break;
   }
 }
@@ -385,13 +385,7 @@ void TransferPlane::OnBroken(PeerId peer, const absl::Status& status) {
   if (it == peers_.end()) return;
   it->second.connected = false;
   // A peer that lives must hear that its requests are gone. To a dead one this breaks again, without requests.
-  if (had_requests && !shutting_down_) {
-    Message m;
-    m.type = MessageType::kReset;
-    m.from = options_.self;
-    m.to = peer;
-    Execute(SendMessage{peer, m, {}});
-  }
+  if (had_requests && !shutting_down_) SendReset(peer);
   if (options_.peer_failed) options_.peer_failed(peer, why);
 }
 
@@ -401,8 +395,20 @@ void TransferPlane::GiveUp(PeerId peer, const absl::Status& why) {
   pulls_.OnPeerDown(peer, why);
   serves_.OnPeerDown(peer);
   DrainActions();
+  it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  // Over shared memory a peer that lives would not notice otherwise, and wait for ever. Best effort.
+  if (it->second.connected) SendReset(peer);
   transport_->Close(peer);
   it->second.connected = false;
+}
+
+void TransferPlane::SendReset(PeerId peer) {
+  Message m;
+  m.type = MessageType::kReset;
+  m.from = options_.self;
+  m.to = peer;
+  Execute(SendMessage{peer, m, {}});
 }
 
 bool TransferPlane::Connected(PeerId peer) {

@@ -83,6 +83,7 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   Verdict Judge(const Message& message) const;
   void HandleRequest(const Message& message);
   bool Connected(PeerId peer);  // connects if needed
+  void SendReset(PeerId peer);
   void GiveUp(PeerId peer, const absl::Status& why);
   bool DrainActions();
   void Execute(SendMessage action);

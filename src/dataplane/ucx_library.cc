@@ -126,6 +126,10 @@ absl::StatusOr<ucp_context_h> MakeUcxContext(absl::string_view listen_address, a
   };
   // Shared memory refuses endpoints with failure handling unless told that we see deaths ourselves.
   if (uses("posix") || uses("shm")) options.emplace_back("MM_ERROR_HANDLING", "y");
+  // Without it UCX leaves CMA out where failures are handled: it wants a source to be able to revoke access, which CMA
+  // cannot. Here a shared-memory endpoint only fails when the peer is dead or given up, and nobody accepts what a
+  // given-up peer reads.
+  if (uses("cma") || uses("shm")) options.emplace_back("MEMORY_INVALIDATE", "y");
   // TCP's put lets the peer name an address in our memory, and a late one would land there.
   if (uses("tcp")) options.emplace_back("PUT_ENABLE", "n");
   for (const auto& [name, value] : options) {

@@ -21,7 +21,7 @@ enum class MessageType : uint8_t {
   kData = 2,     // payload: those bytes
   kRefuse = 3,   // payload: text of the error; `code` its code. Ends the pull
   kForget = 4,   // the pull was cancelled: drop its requests
-  kReset = 5,    // our connection broke: your requests here are gone
+  kReset = 5,    // our connection broke or was closed: your requests here are gone
 };
 
 struct Message {

@@ -262,14 +262,14 @@ TEST_F(RmTest, ARequestThatWaitsForMoreIsNotOvertaken) {
   Rounds(3);
   AddProxy(51, {"cpu:4"});
   Rounds(3);
-  EXPECT_EQ(Grants(50), "ps1/g1.2 -");
+  EXPECT_EQ(Grants(50), "- ps1/g1.2");   // its first place is taken; the second is served
   EXPECT_EQ(Grants(51), "-");
   ASSERT_TRUE(proxies_[49].report.requests_size() == 1);
   proxies_[49].report.set_leaving(true);
   SayProxy(49);
   proxies_.erase(49);
   Rounds(4);
-  EXPECT_EQ(Grants(50), "ps1/g1.2 ps0/g1.3");
+  EXPECT_EQ(Grants(50), "ps0/g1.3 ps1/g1.2");
   EXPECT_EQ(Grants(51), "-");
 }
 

@@ -109,7 +109,7 @@ TEST(Reshard, RefusesWhatDoesNotFit) {
 
 TEST(Reshard, TooManyPieces) {
   // Rows to columns over n devices needs n * n pieces.
-  const int n = 2049;
+  const int n = 1001;
   auto rows = Tiled(Devices(n), {n, 1});
   auto columns = Tiled(Devices(n), {1, n});
   auto far = [](DeviceId d) { return DeviceLocation{d.value(), d.value()}; };

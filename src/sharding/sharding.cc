@@ -136,8 +136,8 @@ absl::StatusOr<Sharding::Ptr> Sharding::FromOpSharding(std::vector<DeviceId> dev
     default:
       return Bad(absl::StrCat("type ", static_cast<int>(op.type()), " is not known"));
   }
-  if (count == 1) {  // whatever it was called, the one device has everything
-    result->form_ = Form::kReplicated;
+  if (count == 1) result->form_ = Form::kReplicated;  // whatever it was called, the one device has everything
+  if (result->form_ == Form::kReplicated) {            // one spelling for all that mean it
     result->op_type_ = xla::OpSharding::REPLICATED;
     result->tiles_.clear();
     result->assignment_.clear();

@@ -1,5 +1,6 @@
 // landbridge-sim: runs seeds of the simulation; a failing one is repeated with --first=SEED --count=1.
 #include <cstdio>
+#include <functional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -9,12 +10,15 @@
 
 int main(int argc, char** argv) {
   using namespace landbridge;
-  int64_t first = 1, count = 1000;
+  int64_t first = 1, count = 1000, failures = 10;
+  bool trace = false;
   Flags flags("landbridge-sim",
               "Runs the control plane (controller, leases, resource manager, workers) in virtual time under random\n"
               "faults, one run a seed, and checks its rules. Exit code 1 and the command to repeat it if one breaks.");
   flags.Add("first", &first, "First seed.");
   flags.Add("count", &count, "How many seeds.");
+  flags.Add("failures", &failures, "Stop after so many seeds that fail.");
+  flags.Add("trace", &trace, "Print every message and fault.");
   if (absl::Status status = flags.Parse(argc, argv); !status.ok()) {
     std::fprintf(stderr, "landbridge-sim: %s\n", std::string(status.message()).c_str());
     return 2;
@@ -25,9 +29,13 @@ int main(int argc, char** argv) {
   }
   const TimeNs start = MonotonicClock().Now();
   sim::Outcome total;
-  int64_t failed = 0;
+  int64_t ran = 0, failed = 0;
   for (int64_t seed = first; seed < first + count; ++seed) {
-    sim::Outcome outcome = sim::RunSeed(static_cast<uint64_t>(seed));
+    std::function<void(const std::string&)> print;
+    if (trace) print = [](const std::string& line) { std::printf("%s\n", line.c_str()); };
+    const sim::Knobs knobs = sim::KnobsOfSeed(static_cast<uint64_t>(seed));
+    sim::Outcome outcome = sim::RunSeed(static_cast<uint64_t>(seed), knobs, print);
+    ++ran;
     total.events += outcome.events;
     total.reads_ok += outcome.reads_ok;
     total.reads_failed += outcome.reads_failed;
@@ -38,15 +46,15 @@ int main(int argc, char** argv) {
     if (outcome.violations.empty()) continue;
     ++failed;
     std::printf("seed %lld (%s) broke a rule:\n", static_cast<long long>(seed),
-                sim::KnobsOfSeed(static_cast<uint64_t>(seed)).ToString().c_str());
+                knobs.ToString().c_str());
     for (const std::string& text : outcome.violations) std::printf("  %s\n", text.c_str());
     std::printf("  repeat: landbridge-sim --first=%lld --count=1\n", static_cast<long long>(seed));
-    if (failed >= 10) break;
+    if (failed >= failures) break;
   }
   const double seconds = static_cast<double>(MonotonicClock().Now() - start) / 1e9;
   std::printf("%lld seeds, %lld failed, %.1f s (%.0f x real time): %llu events, %llu launches, %llu copies, %llu "
               "values right, %llu errors explained, %llu losses\n",
-              static_cast<long long>(count), static_cast<long long>(failed), seconds,
+              static_cast<long long>(ran), static_cast<long long>(failed), seconds,
               static_cast<double>(total.virtual_time) / 1e9 / seconds, static_cast<unsigned long long>(total.events),
               static_cast<unsigned long long>(total.launches), static_cast<unsigned long long>(total.copies),
               static_cast<unsigned long long>(total.reads_ok), static_cast<unsigned long long>(total.reads_failed),

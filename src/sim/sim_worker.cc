@@ -109,6 +109,7 @@ void SimWorker::OpenStream(const Grant& grant) {
   sender_ = StreamSender<std::string>();
   receiver_ = StreamReceiver();
   buffers_.clear();
+  told_.clear();
   executables_.clear();
   published_.clear();
   unpublished_.clear();
@@ -189,6 +190,9 @@ void SimWorker::Tick() {
   if (core_ != nullptr && !fenced_) {
     core_->OnTime(world_->now());
     FlushSoon();
+    if (const size_t anomalies = core_->counts().anomalies; anomalies != 0) {
+      world_->Violation(absl::StrCat(name_, " ignored ", anomalies, " messages that made no sense"));
+    }
   }
 }
 
@@ -245,7 +249,14 @@ void SimWorker::Put(BufferRef ref, uint32_t device, Content content) {
   }
 }
 
+void SimWorker::Told(BufferRef ref) {
+  if (!told_.insert(ref).second) world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is to be made twice"));
+}
+
 void SimWorker::Free(BufferRef ref) {
+  if (told_.erase(ref) == 0) {
+    world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed twice, or was never to be made"));
+  }
   for (const auto& [key, make] : makes_) {
     for (const Piece& piece : make->op->buffers(make->index).pieces()) {
       if (piece.has_local() && ToRef(piece.local()) == ref) {
@@ -312,6 +323,7 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
   }
   auto run = std::make_shared<Run>();
   run->launch = launch;
+  run->constant = it->second.constant;   // the program may be unloaded while it runs
   run->duration = world_->Between(knobs_.launch_min, knobs_.launch_max);
   if (!running_.emplace(launch->ticket(), run).second) {
     return world_->Violation(absl::StrCat("launch t", launch->ticket(), " is handed over twice"));
@@ -329,7 +341,10 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
     }
   }
   for (int d = 0; d < launch->devices_size(); ++d) {
-    for (uint64_t output : launch->outputs()) expected_.insert({ArrayId(output), static_cast<uint32_t>(d)});
+    for (uint64_t output : launch->outputs()) {
+      expected_.insert({ArrayId(output), static_cast<uint32_t>(d)});
+      Told({ArrayId(output), static_cast<uint32_t>(d)});
+    }
     const uint32_t device = launch->devices(d);
     if (place <= last_place_[device]) {   // I1
       world_->Violation(absl::StrCat(name_, ": device ", device, " gets place ", place, " after ", last_place_[device]));
@@ -371,8 +386,6 @@ void SimWorker::Finish(const std::shared_ptr<Run>& run) {
     for (int d = 0; d < op.devices_size(); ++d) device_queue_[op.devices(d)].pop_front();
     if (generation == generation_) {
       running_.erase(op.ticket());
-      const Loaded* loaded = executables_.count(op.executable()) > 0 ? &executables_[op.executable()] : nullptr;
-      const uint64_t constant = loaded == nullptr ? 0 : loaded->constant;
       for (uint32_t parameter : op.donated()) {
         const LaunchArg& arg = op.args(static_cast<int>(parameter));
         for (int d = 0; d < op.devices_size(); ++d) {
@@ -394,7 +407,7 @@ void SimWorker::Finish(const std::shared_ptr<Run>& run) {
           std::vector<uint64_t> row(inputs.size());
           for (size_t e = 0; e < out.elements.size(); ++e) {
             for (size_t a = 0; a < inputs.size(); ++a) row[a] = inputs[a].elements[e];
-            out.elements[e] = Combine(constant, row);
+            out.elements[e] = Combine(run->constant, row);
           }
           Put(ref, op.devices(d), std::move(out));
         }
@@ -419,6 +432,7 @@ void SimWorker::AdvanceDevice(uint32_t device) {
 
 void SimWorker::StartUpload(std::shared_ptr<const Upload> upload) {
   uploads_[upload->key()] = upload;
+  for (const Target& target : upload->targets()) Told(ToRef(target.ref()));
   if (!upload->pulled()) return;   // UploadBytes follows
   Later(world_->Between(50 * kMicrosecond, 2 * kMillisecond), [this, key = upload->key(), generation = generation_] {
     if (generation != generation_) return;
@@ -472,6 +486,7 @@ void SimWorker::StartMake(std::shared_ptr<const MakeBuffers> op, int index) {
   auto make = std::make_shared<Make>();
   make->op = op;
   make->started = world_->now();
+  Told(ToRef(op->buffers(index).target().ref()));
   make->index = index;
   const MakeBuffer& buffer = op->buffers(index);
   make->content = Empty(ToDims(buffer.dims()));
@@ -714,6 +729,7 @@ std::string SimWorker::Leftovers() const {
                     " executables, ", counts.watches, " watches;");
   }
   if (!buffers_.empty()) absl::StrAppend(&out, " ", buffers_.size(), " buffers of its devices;");
+  if (!told_.empty()) absl::StrAppend(&out, " ", told_.size(), " buffers that it was to make and not to free;");
   if (!published_.empty() || !early_pulls_.empty()) {
     absl::StrAppend(&out, " ", published_.size(), " publications and ", early_pulls_.size(), " pulls that wait;");
   }

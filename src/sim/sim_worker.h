@@ -117,7 +117,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
 
   struct Run {
     std::shared_ptr<const Launch> launch;
-    std::vector<uint64_t> starts;          // per device: 0 = not started
+    uint64_t constant = 0;
     size_t waiting_for = 0;                // devices where it is not at the head yet
     bool started = false;
     DurationNs duration = 0;
@@ -154,6 +154,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void EndPublication(TransferId transfer);
   void Put(BufferRef ref, uint32_t device, Content content);
   Content* Find(BufferRef ref);
+  void Told(BufferRef ref);
   // Runs `event` after the delay, unless the process is dead by then; a stopped one sees to it when it goes on.
   void Later(DurationNs delay, std::function<void()> event);
   void CheckOldWork();
@@ -186,6 +187,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
     uint32_t device = 0;
   };
   absl::flat_hash_map<BufferRef, Stored> buffers_;
+  std::set<BufferRef> told_;               // to be made, and not yet to be freed
   std::vector<int64_t> device_bytes_;
   std::map<uint64_t, Loaded> executables_;
   std::vector<std::deque<std::shared_ptr<Run>>> device_queue_;

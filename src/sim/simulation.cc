@@ -51,6 +51,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
         holder_(ProxyLife(77), LeaseTimes{}, this) {}
 
   Outcome Run();
+  void TraceTo(std::function<void(const std::string&)> trace) { world_.TraceTo(std::move(trace)); }
 
  private:
   struct Connection {          // proxy <-> member
@@ -225,6 +226,7 @@ void Simulation::StartRm() {
 
 void Simulation::StopRm(DurationNs lasts) {
   if (!rm_up_) return;
+  world_.Trace([&] { return "the resource manager ends"; });
   rm_up_ = false;
   proxy_linked_ = false;
   for (auto& [who, process] : workers_) {
@@ -263,6 +265,7 @@ void Simulation::KillWorker(int slice) {
   const Incarnation incarnation = worker_of_slot_[static_cast<size_t>(slice)];
   auto it = workers_.find(incarnation);
   if (it == workers_.end()) return;
+  world_.Trace([&] { return "killed: " + it->second->name(); });
   slices_hurt_.insert(slice);
   it->second->Die();
   dead_.push_back(std::move(it->second));
@@ -457,6 +460,7 @@ void Simulation::DisconnectMember(const MemberRef& member) {
 }
 
 void Simulation::MemberUp(const MemberRef& member, const WorkerInfo& info) {
+  world_.Trace([&] { return absl::StrCat("up: ", info.name(), " ", member.incarnation.ToString()); });
   members_[member.incarnation].ref = member;
   const SlotId slot{SliceId(member.slice.index), member.index};
   world_.After(0, [this, member, slot, info] {
@@ -466,6 +470,7 @@ void Simulation::MemberUp(const MemberRef& member, const WorkerInfo& info) {
 }
 
 void Simulation::MemberLost(const MemberRef& member, const absl::Status& why) {
+  world_.Trace([&] { return "lost: " + why.ToString(); });
   if (why.code() != absl::StatusCode::kDataLoss) world_.Violation("a loss that is not DATA_LOSS: " + why.ToString());
   slices_hurt_.insert(member.slice.index);
   ++outcome_.losses;
@@ -510,7 +515,10 @@ void Simulation::ToProxy(Incarnation from, const Grant& grant, std::string frame
     const MemberRef ref = member->second.ref;
     absl::Status status = member->second.stream.OnFrame(
         frame, [&](const Heartbeat& heartbeat) { holder_.OnMemberHeartbeat(ref, heartbeat.sent_ns(), world_.now()); },
-        [&](const WorkerReport& report) { controller_.OnReport(from, report, world_.now()); });
+        [&](const WorkerReport& report) {
+          world_.Trace([&] { return absl::StrCat("report of ", from.ToString(), ": ", report.ShortDebugString()); });
+          controller_.OnReport(from, report, world_.now());
+        });
     if (!status.ok()) world_.Violation("reports: " + status.ToString());
     dirty_.insert(from);
     FlushSoon();
@@ -520,6 +528,7 @@ void Simulation::ToProxy(Incarnation from, const Grant& grant, std::string frame
 void Simulation::SendToWorker(Incarnation worker, WorkerOp op) {
   auto it = members_.find(worker);
   if (it == members_.end()) return;
+  world_.Trace([&] { return absl::StrCat("op to ", worker.ToString(), ": ", op.ShortDebugString()); });
   it->second.stream.Push(op);
   dirty_.insert(worker);
   FlushSoon();
@@ -550,6 +559,7 @@ void Simulation::Pause(int slice, DurationNs lasts) {
   const Incarnation incarnation = worker_of_slot_[static_cast<size_t>(slice)];
   SimWorker* worker = WorkerOf(incarnation);
   if (worker == nullptr || worker->paused()) return;
+  world_.Trace([&] { return absl::StrCat("stopped for ", lasts / kMillisecond, " ms: ", worker->name()); });
   worker->Pause();
   // Long enough that some clock takes the lease as over.
   if (lasts > limits::kLeaseDefault / 2) slices_hurt_.insert(slice);
@@ -971,6 +981,10 @@ Outcome Simulation::Run() {
     clients_.push_back(std::move(client));
   }
   worker_of_slot_.resize(static_cast<size_t>(knobs_.slices));
+  HolderReport info;
+  info.set_version(BuildVersion());
+  info.set_host("sim");
+  holder_.SetInfo(info);
   StartRm();
   for (int s = 0; s < knobs_.slices; ++s) StartWorker(s);
   TickProxy();
@@ -1109,7 +1123,11 @@ Knobs KnobsOfSeed(uint64_t seed) {
   return knobs;
 }
 
-Outcome RunSeed(uint64_t seed, const Knobs& knobs) { return Simulation(seed, knobs).Run(); }
+Outcome RunSeed(uint64_t seed, const Knobs& knobs, std::function<void(const std::string&)> trace) {
+  Simulation simulation(seed, knobs);
+  simulation.TraceTo(std::move(trace));
+  return simulation.Run();
+}
 Outcome RunSeed(uint64_t seed) { return RunSeed(seed, KnobsOfSeed(seed)); }
 
 }  // namespace landbridge::sim

@@ -36,6 +36,7 @@ struct Outcome {
 
 // Deterministic: same seed, same outcome.
 Outcome RunSeed(uint64_t seed);
-Outcome RunSeed(uint64_t seed, const Knobs& knobs);
+// `trace` (may be null) gets a line for each message and fault.
+Outcome RunSeed(uint64_t seed, const Knobs& knobs, std::function<void(const std::string&)> trace = nullptr);
 
 }  // namespace landbridge::sim

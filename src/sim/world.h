@@ -44,6 +44,13 @@ class World {
     return !queue_.empty();
   }
 
+  // `line()` is made only when somebody listens.
+  void TraceTo(std::function<void(const std::string&)> trace) { trace_ = std::move(trace); }
+  template <typename Line>
+  void Trace(Line line) {
+    if (trace_) trace_(absl::StrCat("at ", now_ / kMicrosecond, " us: ", line()));
+  }
+
   // A broken rule. The first one ends the run.
   void Violation(std::string text) {
     violations_.push_back(absl::StrCat("at ", now_ / kMicrosecond, " us: ", text));
@@ -66,6 +73,7 @@ class World {
   SeededRandom random_;
   std::priority_queue<Event> queue_;
   std::vector<std::string> violations_;
+  std::function<void(const std::string&)> trace_;
 };
 
 }  // namespace landbridge::sim

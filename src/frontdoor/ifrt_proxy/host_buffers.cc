@@ -1,6 +1,8 @@
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -23,6 +25,17 @@ uint64_t RandomId() {
     const uint64_t id = words[0] ^ (words[1] * 0x9E3779B97F4A7C15ull);
     if (id != 0) return id;
   }
+}
+
+// Holds the mapping; when let go, its pages leave our resident memory (they can be read again from the file).
+std::shared_ptr<const void> MappedPart(std::shared_ptr<const char> mapping, uint64_t offset, uint64_t size) {
+  static const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const char* begin = mapping.get() + offset;
+  return std::shared_ptr<const void>(begin, [mapping = std::move(mapping), size](const void* p) {
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + size) / page * page;
+    if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  });
 }
 
 absl::Status UnknownSession() { return absl::NotFoundError("Unknown session for a host buffer"); }
@@ -607,7 +620,7 @@ void HostBuffers::AnswerReads(const UploadPtr& upload, Later& later) {
     chunk.size = read.size;
     if (upload->mapped != nullptr) {
       chunk.data = upload->mapped.get() + read.offset;
-      chunk.owner = upload->mapped;
+      chunk.owner = MappedPart(upload->mapped, read.offset, read.size);
       later.calls.push_back([done = std::move(read.done), chunk] { done(chunk); });
       continue;
     }

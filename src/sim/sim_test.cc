@@ -1,0 +1,132 @@
+// The simulation's own tests: that it repeats itself, that scenarios end as the rules say, and that it covers what it
+// claims to. (The thousand seeds are a ctest entry of their own.)
+#include "sim/simulation.h"
+
+#include <string>
+
+#include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
+
+namespace landbridge::sim {
+namespace {
+
+std::string Text(const Outcome& outcome) { return absl::StrJoin(outcome.violations, "\n"); }
+
+Knobs Calm() {
+  Knobs knobs;
+  knobs.slices = 2;
+  knobs.devices = 2;
+  knobs.sessions = 2;
+  knobs.steps = 80;
+  knobs.idle_max = 300 * kMillisecond;   // some seconds of virtual time
+  return knobs;
+}
+
+TEST(SimTest, ASeedRepeatsItself) {
+  for (uint64_t seed : {7, 29, 44}) {
+    std::string first_trace, second_trace;
+    const Knobs knobs = KnobsOfSeed(seed);
+    const Outcome first = RunSeed(seed, knobs, [&](const std::string& line) { first_trace += line + "\n"; });
+    const Outcome second = RunSeed(seed, knobs, [&](const std::string& line) { second_trace += line + "\n"; });
+    EXPECT_EQ(first.events, second.events) << seed;
+    EXPECT_EQ(first.reads_ok, second.reads_ok) << seed;
+    EXPECT_EQ(first_trace, second_trace) << seed;
+    EXPECT_FALSE(first_trace.empty());
+  }
+}
+
+TEST(SimTest, FewSeedsKeepAllRulesAndCoverEveryKindOfWork) {
+  Outcome total;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const Outcome outcome = RunSeed(seed);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    total.reads_ok += outcome.reads_ok;
+    total.reads_failed += outcome.reads_failed;
+    total.launches += outcome.launches;
+    total.copies += outcome.copies;
+    total.losses += outcome.losses;
+    total.pulls += outcome.pulls;
+  }
+  EXPECT_GT(total.reads_ok, 1000u);
+  EXPECT_GT(total.reads_failed, 50u);
+  EXPECT_GT(total.launches, 500u);
+  EXPECT_GT(total.copies, 300u);
+  EXPECT_GT(total.losses, 10u);
+  EXPECT_GT(total.pulls, 200u);
+}
+
+TEST(SimTest, NoFaultMeansNoErrorAndNoLoss) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const Outcome outcome = RunSeed(seed, Calm());
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.losses, 0u) << seed;
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+    EXPECT_GT(outcome.reads_ok, 0u) << seed;
+  }
+}
+
+// SIGSTOP past the lease, then SIGCONT: the holder has given the worker up, the worker fences itself when it looks at
+// the clock, and serves again under a new grant. One loss, all errors are about that slice, everything ends.
+TEST(SimTest, AWorkerStoppedPastItsLeaseIsFencedAndComesBack) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Knobs knobs = Calm();
+    knobs.faults = {{Fault::Kind::kPause, 200 * kMillisecond, 0, 5 * kSecond}};
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_GE(outcome.losses, 1u) << seed;
+    EXPECT_LE(outcome.losses, 2u) << seed;
+    EXPECT_GT(outcome.reads_ok, 0u) << seed;
+  }
+}
+
+// Shorter than the lease: nobody notices more than a delay.
+TEST(SimTest, AShortStopIsNoLoss) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Knobs knobs = Calm();
+    knobs.faults = {{Fault::Kind::kPause, 300 * kMillisecond, 1, 900 * kMillisecond}};
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.losses, 0u) << seed;
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+  }
+}
+
+TEST(SimTest, BrokenStreamsResumeWithoutLoss) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Knobs knobs = Calm();
+    for (int i = 0; i < 12; ++i) knobs.faults.push_back({Fault::Kind::kBreakStream, (40 + 70 * i) * kMillisecond, i % 2, 0});
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.losses, 0u) << seed;
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+  }
+}
+
+TEST(SimTest, TheResourceManagersRestartEndsNoLease) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Knobs knobs = Calm();
+    knobs.faults = {{Fault::Kind::kRestartRm, 100 * kMillisecond, 0, 700 * kMillisecond}};
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.losses, 0u) << seed;
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+  }
+}
+
+TEST(SimTest, KillOfEitherEndDuringATransfer) {
+  uint64_t losses = 0, failed = 0;
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
+    Knobs knobs = Calm();
+    knobs.slices = 3;
+    (seed % 2 == 0 ? knobs.kill_source_of_pull : knobs.kill_target_of_pull) = 1 + static_cast<int>(seed % 5);
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    losses += outcome.losses;
+    failed += outcome.reads_failed;
+  }
+  EXPECT_GE(losses, 12u);
+  EXPECT_GT(failed, 0u);
+}
+
+}  // namespace
+}  // namespace landbridge::sim
