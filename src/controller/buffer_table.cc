@@ -183,16 +183,14 @@ void BufferTable::Erase(ArrayId id) {
 void BufferTable::Settle(Group* group, SessionId session) {
   if (group->arrays != 0) return;
   if (group->views == 0) {
-    if (tell_ && group->dead == 0) {
+    bool orphans = false;  // those go one by one: "all of it" would free them a second time
+    for (uint32_t i = 0; i < group->count; ++i) orphans |= group->at(i).Is(Shard::kOrphan);
+    if (tell_ && group->dead == 0 && !orphans) {
       // All of it at once, one message per worker.
       absl::InlinedVector<Life*, 4> lives;
       for (uint32_t i = 0; i < group->count; ++i) {
         Shard& shard = group->at(i);
         if (shard.life == nullptr || !shard.Is(Shard::kTold)) continue;
-        if (shard.Is(Shard::kOrphan)) {
-          FreeShard(group, i, session);
-          continue;
-        }
         if (std::find(lives.begin(), lives.end(), shard.life) == lives.end()) lives.push_back(shard.life);
       }
       for (Life* life : lives) dispatcher_->DeleteArray(life, group->id, session);

@@ -105,6 +105,24 @@ TEST_F(LossTest, ANewLifeServesNewArraysUnderTheSameDevices) {
   Close();
 }
 
+// Found by landbridge-sim: a shard that was poisoned while its worker was away, beside one that was not, was freed twice:
+// with the whole array and by itself.
+TEST_F(LossTest, APoisonedShardBesideALivingOneIsFreedOnce) {
+  ArrayId source = Up(world.Single(0, {2}), {1, 2});
+  world.RunAll();
+  world.Kill(1);
+  // Shard 0 is pulled from slot 0, shard 1 is a copy of it; both wait for slot 1.
+  ArrayId copy = world.controller.Reshard(kSession, {source}, {world.Replicated({DeviceId(2), DeviceId(3)}, {2})},
+                                          CopySemantics::kAlwaysCopy, 0, 0).value()[0];
+  world.Kill(0);
+  world.Start(1);
+  world.RunAll();
+  ExpectLost(world.resolved.at(world.Wait(kSession, {copy})), 0);
+  world.controller.Release(kSession, copy);
+  world.RunAll();
+  Close();
+}
+
 TEST_F(LossTest, SourcesThatGoWhileTheirCopyIsPulled) {
   ArrayId a = Up(world.Single(0, {2}), {1, 2});
   ArrayId b = CopyTo(a, {DeviceId(2)});

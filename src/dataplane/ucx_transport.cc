@@ -128,6 +128,14 @@ void UcxTransport::Loop() {
   for (const auto& [peer, connection] : connections_) peers.push_back(peer);
   for (PeerId peer : peers) Close(peer);
   while (!closing_.empty() || operations_ > 0) ucp_worker_progress(worker_);
+  // Closed endpoints still take their lanes apart behind our back; destroying the worker before that is a failed
+  // assertion in UCX. Its flush counts them.
+  ucp_request_param_t param = {};
+  const ucs_status_ptr_t flush = ucp_worker_flush_nbx(worker_, &param);
+  if (UCS_PTR_IS_PTR(flush)) {
+    while (ucp_request_check_status(flush) == UCS_INPROGRESS) ucp_worker_progress(worker_);
+    ucp_request_free(flush);
+  }
 }
 
 // --- Connections.

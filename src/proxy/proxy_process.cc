@@ -101,6 +101,7 @@ absl::Status ProxyProcess::Run() {
   }
   loop_.RunEvery(TickPeriod(options_.times), [this] {
     controller_.OnTime(loop_.Now());
+    trimmer_.Tick(work_done_, loop_.Now());
     for (auto it = executables_served_.begin(); it != executables_served_.end();) {
       if (it->second.expired()) {
         data_plane_->Unpublish({life_.value(), DataKeyId(DataKeyKind::kExecutable, it->first.value())},
@@ -255,9 +256,14 @@ absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view pay
         agent_->OnHeartbeat(ref, heartbeat.sent_ns());
         member->use.assign(heartbeat.devices().begin(), heartbeat.devices().end());
       },
-      [&](const WorkerReport& report) { controller_.OnReport(ref.incarnation, report, loop_.Now()); });
-  dirty_.push_back(ref.incarnation);
-  FlushSoon();
+      [&](const WorkerReport& report) {
+        ++work_done_;
+        controller_.OnReport(ref.incarnation, report, loop_.Now());
+      });
+  if (member->stream.needs_flush()) {
+    dirty_.push_back(ref.incarnation);
+    FlushSoon();
+  }
   return status;
 }
 
@@ -278,6 +284,7 @@ void ProxyProcess::FlushSoon() {
 }
 
 void ProxyProcess::FlushStreams() {
+  ++work_done_;
   flush_posted_ = false;
   std::vector<Incarnation> dirty;
   dirty.swap(dirty_);

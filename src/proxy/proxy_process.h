@@ -17,6 +17,7 @@
 #include "controller/controller.h"
 #include "dataplane/data_plane.h"
 #include "env/loop.h"
+#include "env/memory_trimmer.h"
 #include "frontdoor/ifrt_proxy/front_door.h"
 #include "cluster/worker_stream.h"
 
@@ -95,6 +96,8 @@ class ProxyProcess : private ControllerSink {
   std::string client_address_;
   bool flush_posted_ = false;
   uint64_t losses_ = 0;
+  uint64_t work_done_ = 0;           // grows with every frame sent and report taken
+  MemoryTrimmer trimmer_;
   std::vector<Incarnation> dirty_;   // members with something to send
   absl::Status failure_;
 };

@@ -56,7 +56,7 @@ SimWorker::SimWorker(World* world, const Knobs& knobs, Fabric* fabric, Incarnati
 SimWorker::~SimWorker() = default;
 
 void SimWorker::Deliver(std::function<void()> event) {
-  if (paused_) {
+  if (paused_ || !backlog_.empty()) {
     backlog_.push_back(std::move(event));
   } else {
     event();
@@ -67,8 +67,8 @@ void SimWorker::Resume() {
   paused_ = false;
   while (!backlog_.empty() && !paused_) {
     std::function<void()> event = std::move(backlog_.front());
-    backlog_.pop_front();
     event();
+    backlog_.pop_front();   // only now: what it delivers comes after the rest
   }
 }
 
@@ -103,6 +103,7 @@ void SimWorker::OpenStream(const Grant& grant) {
   if (!buffers_.empty()) {
     world_->Violation(absl::StrCat(name_, ": ", buffers_.size(), " buffers of the old holder are still there"));
   }
+  world_->Trace([&] { return absl::StrCat(name_, " opens the stream of ", grant.ToString()); });
   grant_ = grant;
   ++generation_;
   fenced_ = false;
@@ -199,12 +200,15 @@ void SimWorker::Tick() {
 // ---------------------------------------------------------------- lease
 
 void SimWorker::SendReport(MemberReport report) { fabric_->ReportToRm(self_, std::move(report)); }
-void SimWorker::Activated(const Grant&, ProxyLife holder) { holder_ = holder; }
+void SimWorker::Activated(const Grant& grant, ProxyLife) {
+  world_->Trace([&] { return absl::StrCat(name_, " activates ", grant.ToString()); });
+}
 void SimWorker::Refused(const std::string& why) { world_->Violation(name_ + " was refused: " + why); }
 void SimWorker::Placed(PhysicalSliceId, int) {}
 void SimWorker::RestartProcess(const std::string& why) { fabric_->WorkerRestarts(self_, why); }
 
 void SimWorker::Fence(const Grant& grant, const absl::Status& why) {
+  world_->Trace([&] { return absl::StrCat(name_, " fences ", grant.ToString(), ": ", std::string(why.message())); });
   if (core_ != nullptr && grant_.SameNumber(grant) && !fenced_) {
     fenced_ = true;
     connected_ = false;
@@ -351,14 +355,13 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
     }
     last_place_[device] = place;
     device_queue_[device].push_back(run);
-    if (device_queue_[device].front() != run) ++run->waiting_for;
   }
   if (device_queue_[launch->devices(0)].size() > 33) world_->Violation(name_ + ": the plugin's queue overflows");
-  if (run->waiting_for == 0) Finish(run);
+  StartIfFirst(run);
 }
 
 // All devices are at it: it runs as one gang.
-void SimWorker::Finish(const std::shared_ptr<Run>& run) {
+void SimWorker::Start(const std::shared_ptr<Run>& run) {
   run->started = true;
   // Arguments are read at the start; donated ones are gone from then on.
   const Launch& launch = *run->launch;
@@ -417,15 +420,18 @@ void SimWorker::Finish(const std::shared_ptr<Run>& run) {
       FlushSoon();
       CheckOldWork();
     }
-    for (int d = 0; d < op.devices_size(); ++d) AdvanceDevice(op.devices(d));
+    for (uint32_t device : op.devices()) {
+      if (!device_queue_[device].empty()) StartIfFirst(std::shared_ptr<Run>(device_queue_[device].front()));
+    }
   });
 }
 
-void SimWorker::AdvanceDevice(uint32_t device) {
-  if (device_queue_[device].empty()) return;
-  std::shared_ptr<Run> next = device_queue_[device].front();
-  if (next->started) return;
-  if (--next->waiting_for == 0) Finish(next);
+void SimWorker::StartIfFirst(const std::shared_ptr<Run>& run) {
+  if (run->started) return;
+  for (uint32_t device : run->launch->devices()) {
+    if (device_queue_[device].front() != run) return;
+  }
+  Start(run);
 }
 
 // ---------------------------------------------------------------- uploads
@@ -603,6 +609,13 @@ void SimWorker::CancelPull(Incarnation peer, TransferId transfer) {
   if (early == early_pulls_.end()) return;
   for (const auto& [from, done] : early->second) {
     if (from == peer) return AnswerEarlyPulls(transfer.value(), absl::CancelledError("not wanted any more"));
+  }
+}
+
+void SimWorker::PeerDied(Incarnation peer) {
+  for (auto it = early_pulls_.begin(); it != early_pulls_.end();) {
+    std::erase_if(it->second, [peer](const auto& waiting) { return waiting.first == peer; });
+    it = it->second.empty() ? early_pulls_.erase(it) : std::next(it);
   }
 }
 

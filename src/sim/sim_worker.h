@@ -78,6 +78,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   // The peer does not want them any more: a pull that waits for its publication ends at once.
   void CancelPull(Incarnation peer, TransferId transfer);
   absl::StatusOr<Content> ReadPublished(uint64_t read);
+  void PeerDied(Incarnation peer);   // its pulls that wait here end
   // SIGKILL: whoever waits for bytes of this process sees the connection end.
   void Die();
 
@@ -118,7 +119,6 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   struct Run {
     std::shared_ptr<const Launch> launch;
     uint64_t constant = 0;
-    size_t waiting_for = 0;                // devices where it is not at the head yet
     bool started = false;
     DurationNs duration = 0;
   };
@@ -146,8 +146,8 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void FlushSoon();
   void Flush();
   void OpenStream(const Grant& grant);
-  void AdvanceDevice(uint32_t device);
-  void Finish(const std::shared_ptr<Run>& run);
+  void StartIfFirst(const std::shared_ptr<Run>& run);   // on all its devices
+  void Start(const std::shared_ptr<Run>& run);
   void StartPull(const std::shared_ptr<Make>& make, const Piece& piece, const IndexBox& target);
   void FinishMake(const std::shared_ptr<Make>& make);
   void AnswerEarlyPulls(uint64_t transfer, const absl::Status& why);
@@ -171,7 +171,6 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
 
   // Of the present grant.
   Grant grant_;
-  ProxyLife holder_;
   uint64_t generation_ = 0;                // of core_
   std::unique_ptr<WorkerCore> core_;
   bool fenced_ = false;

@@ -270,6 +270,7 @@ void Simulation::KillWorker(int slice) {
   it->second->Die();
   dead_.push_back(std::move(it->second));
   workers_.erase(it);
+  for (auto& [other, worker] : workers_) worker->PeerDied(incarnation);
   world_.After(world_.Between(kMillisecond, 10 * kMillisecond), [this, incarnation, life = rm_life_] {
     if (rm_up_ && rm_life_ == life) rm_->OnMemberGone(incarnation, world_.now());
   });
@@ -1030,6 +1031,7 @@ bool Simulation::RunUntilTrue(DurationNs limit, const std::function<bool()>& con
 }
 
 bool Simulation::AllUp() {
+  if (workers_.size() != worker_of_slot_.size()) return false;
   for (Incarnation incarnation : worker_of_slot_) {
     SimWorker* worker = WorkerOf(incarnation);
     if (worker == nullptr || worker->paused() || !worker->connected() || members_.count(incarnation) == 0) return false;

@@ -68,7 +68,7 @@ class Sequencer::Impl {
 
   std::vector<LogEntry> Place(TimeNs now) {
     std::vector<LogEntry> entries;
-    while (!lanes_.empty()) {
+    while (!lane_of_.empty()) {
       auto lane = PickLane(now);
       if (lane == lanes_.end()) break;
       Candidate launch = Take(lane, lane->second.begin()->first);
@@ -133,7 +133,8 @@ class Sequencer::Impl {
     Candidate launch = std::move(it->second);
     lane->second.erase(it);
     lane_of_.erase(ticket);
-    if (lane->second.empty()) lanes_.erase(lane);
+    // Mostly the same lane is used again at once.
+    if (lane->second.empty() && lanes_.size() > kIdleLanesMax) lanes_.erase(lane);
     return launch;
   }
 
@@ -145,15 +146,19 @@ class Sequencer::Impl {
   }
 
   Lanes::iterator PickLane(TimeNs now) {
-    std::vector<Lanes::iterator> lanes;
-    for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) lanes.push_back(lane);
+    std::vector<Lanes::iterator>& lanes = scratch_lanes_;
+    lanes.clear();
+    for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) {
+      if (!lane->second.empty()) lanes.push_back(lane);
+    }
     auto head = [](Lanes::iterator lane) -> const Candidate& { return lane->second.begin()->second; };
 
-    if (options_.age_limit > 0) {
+    const auto is_aged = [&](Lanes::iterator lane) { return now - head(lane).ready_since >= options_.age_limit; };
+    if (options_.age_limit > 0 && std::any_of(lanes.begin(), lanes.end(), is_aged)) {
       // The aged come first, oldest first; one that lacks room keeps its devices from everybody after it.
       std::vector<Lanes::iterator> aged;
       for (auto lane : lanes) {
-        if (now - head(lane).ready_since >= options_.age_limit) aged.push_back(lane);
+        if (is_aged(lane)) aged.push_back(lane);
       }
       std::sort(aged.begin(), aged.end(), [&](auto a, auto b) {
         if (head(a).ready_since != head(b).ready_since) return head(a).ready_since < head(b).ready_since;
@@ -170,20 +175,21 @@ class Sequencer::Impl {
       std::erase_if(lanes, [&](auto lane) { return is_kept_free(head(lane)); });
     }
 
-    std::vector<Lanes::iterator> roomy;
-    std::vector<const Candidate*> eligible;
-    for (auto lane : lanes) {
-      if (!HasRoom(head(lane))) continue;
-      roomy.push_back(lane);
-      eligible.push_back(&head(lane));
-    }
-    if (eligible.empty()) return lanes_.end();
-    return roomy[policy_->Pick(eligible, now)];
+    std::erase_if(lanes, [&](auto lane) { return !HasRoom(head(lane)); });
+    if (lanes.empty()) return lanes_.end();
+    std::vector<const Candidate*>& eligible = scratch_eligible_;
+    eligible.clear();
+    for (auto lane : lanes) eligible.push_back(&head(lane));
+    return lanes[policy_->Pick(eligible, now)];
   }
+
+  static constexpr size_t kIdleLanesMax = 64;
 
   const Options options_;
   const std::unique_ptr<SchedulingPolicy> policy_;
   const uint64_t epoch_;
+  std::vector<Lanes::iterator> scratch_lanes_;           // kept for their memory
+  std::vector<const Candidate*> scratch_eligible_;
   Lanes lanes_;
   absl::flat_hash_map<Ticket, Lanes::iterator> lane_of_;
   absl::flat_hash_map<Ticket, PlacedLaunch> placed_;

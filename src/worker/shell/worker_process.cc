@@ -248,6 +248,12 @@ void WorkerProcess::OnTick() {
     for (auto& [slice, session] : sessions_) session->SendHeartbeat();
   }
   for (auto& session : fenced_) session->CloseHolderIfStuck();
+  uint64_t ops = 0;
+  for (auto& [slice, session] : sessions_) {
+    ops += session->applied_ops();
+    if (!session->Idle()) ++busy_ticks_;
+  }
+  trimmer_.Tick(ops + busy_ticks_, now);
   EndOfTurn();
   if (draining_ && now >= drain_until_) {
     draining_ = false;

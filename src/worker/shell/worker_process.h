@@ -17,6 +17,7 @@
 #include "cluster/worker_agent.h"
 #include "dataplane/data_plane.h"
 #include "env/loop.h"
+#include "env/memory_trimmer.h"
 #include "pjrt/client.h"
 #include "worker/shell/control_session.h"
 
@@ -98,6 +99,8 @@ class WorkerProcess {
   std::vector<std::unique_ptr<ControlSession>> fenced_;   // until their old work has ended
   std::vector<Loop::TimerId> timers_;
   TimeNs last_heartbeat_ = 0;
+  MemoryTrimmer trimmer_;
+  uint64_t busy_ticks_ = 0;
   bool draining_ = false;
   TimeNs drain_until_ = 0;
   bool shut_down_ = false;
