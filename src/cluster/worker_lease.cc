@@ -108,7 +108,8 @@ void WorkerLease::OnUpdate(const MemberUpdate& update, TimeNs now) {
     index_ = update.index();
     dirty_ = true;
     sink_->Placed(slice_, index_);
-  } else if (!update.placed() && placed_) {
+  } else if (!update.placed() && placed_ && update.know_info()) {
+    // One that does not know us (any more) has not looked yet at where we say we are: the claim stands.
     placed_ = false;
     dirty_ = true;
   }

@@ -114,6 +114,26 @@ TEST_F(WorkerLeaseTest, ReportsItselfUntilTheRmKnowsIt) {
   EXPECT_GT(sink_.reports.back().number(), sink_.reports[before - 1].number());
 }
 
+// Found by landbridge-sim: stopped for so long that the RM had forgotten it, a worker gave up its place at the RM's
+// question who it was, got a place in another slice, and served two slices with one set of devices.
+TEST_F(WorkerLeaseTest, AnRmThatAsksWhoWeAreTakesNoPlaceAway) {
+  lease_.OnUpdate(Update(kTerm1), now_);
+  Offer(MakeGrant(kTerm1, 1), 50);
+  MemberUpdate update = Update(kTerm1);
+  update.set_know_info(false);
+  update.set_placed(false);
+  lease_.OnUpdate(update, now_);
+  EXPECT_TRUE(lease_.placed());
+  EXPECT_TRUE(sink_.reports.back().has_info());
+  EXPECT_TRUE(sink_.reports.back().placed());
+  ASSERT_EQ(sink_.reports.back().leases_size(), 1);
+  // One that knows us may.
+  update = Update(kTerm1);
+  update.set_placed(false);
+  lease_.OnUpdate(update, now_);
+  EXPECT_FALSE(lease_.placed());
+}
+
 TEST_F(WorkerLeaseTest, GrantLetsItsHolderIn) {
   const Grant grant = MakeGrant(kTerm1, 1);
   EXPECT_EQ(Hello(grant, 50), ControlWelcome::NOT_YET);

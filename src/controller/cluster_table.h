@@ -22,6 +22,7 @@ struct ParkedOp {
   WorkerOp op;
   SessionId session;
   size_t bytes = 0;
+  uint64_t order = 0;                  // of arrival: what was blocked goes back to its place
 };
 
 // One life of the worker at a slot. It exists before the worker does: what is meant for a slot without a worker
@@ -35,6 +36,7 @@ struct Life {
 
   // Outbox; see dispatcher.h.
   size_t unfinished = 0;               // nodes sent and not ended
+  Ticket youngest_sent;                // of all nodes that were sent
   std::deque<ParkedOp> parked;
   HeldRefs parked_refs;
   std::deque<ParkedOp> blocked;

@@ -106,6 +106,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   bool NeedsAbsentPeer(const WorkerOp& op) const override;
   void BeforeSend(Life* life, WorkerOp* op) override;
   void AfterUploadSent(Life* life, uint64_t key) override;
+  bool OldestAt(const Life* life, Ticket ticket) const override { return nodes_.OldestSent(life, ticket); }
 
   // controller.cc
   absl::Status CheckSession(SessionId session) const;

@@ -1,5 +1,6 @@
 #include "controller/dispatcher.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -42,7 +43,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
     Place(life, std::move(op), session, refs);
     return;
   }
-  ParkedOp entry{std::move(op), session, 0};
+  ParkedOp entry{std::move(op), session, 0, next_order_++};
   entry.bytes = BytesOf(entry.op);
   Count(entry);
   Enqueue(life, true, std::move(entry), refs);
@@ -50,15 +51,35 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
 
 void Dispatcher::Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs) {
   const bool node = IsNode(op);
-  if (life->up && !(node && life->unfinished >= launches_max_) &&
+  if (life->up && HasCredit(life, op) &&
       (life->parked.empty() || (!node && !life->parked_refs.MustFollow(refs)))) {
     Emit(life, std::move(op), session);
     return;
   }
-  ParkedOp entry{std::move(op), session, 0};
+  ParkedOp entry{std::move(op), session, 0, next_order_++};
   entry.bytes = BytesOf(entry.op);
   Count(entry);
   Enqueue(life, false, std::move(entry), refs);
+}
+
+bool Dispatcher::HasCredit(const Life* life, const WorkerOp& op) const {
+  if (!IsNode(op) || life->unfinished < launches_max_) return true;
+  const Ticket ticket = TicketOf(op);
+  return ticket < life->youngest_sent && hooks_->OldestAt(life, ticket);
+}
+
+// Younger ones went past while it was blocked.
+void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
+  const OpRefs refs = RefsOf(entry.op);
+  if (life->up && HasCredit(life, entry.op) && (life->parked.empty() || !life->parked_refs.MustFollow(refs))) {
+    Emit(life, std::move(entry.op), entry.session);
+    return;
+  }
+  const auto at = std::upper_bound(life->parked.begin(), life->parked.end(), entry.order,
+                                   [](uint64_t order, const ParkedOp& other) { return order < other.order; });
+  Count(entry);
+  life->parked_refs.Add(refs);
+  life->parked.insert(at, std::move(entry));
 }
 
 void Dispatcher::Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs& refs) {
@@ -68,7 +89,10 @@ void Dispatcher::Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs&
 
 void Dispatcher::Emit(Life* life, WorkerOp op, SessionId session) {
   hooks_->BeforeSend(life, &op);
-  if (IsNode(op)) ++life->unfinished;
+  if (IsNode(op)) {
+    ++life->unfinished;
+    life->youngest_sent = std::max(life->youngest_sent, TicketOf(op));
+  }
   if (session.valid() && session != life->last_session) {
     life->sessions.insert(session);
     life->last_session = session;
@@ -174,15 +198,14 @@ void Dispatcher::Recheck(Life* life) {
   }
   for (ParkedOp& entry : free) {
     Uncount(entry);
-    const OpRefs refs = RefsOf(entry.op);
-    Place(life, std::move(entry.op), entry.session, refs);
+    PlaceFreed(life, std::move(entry));
   }
 }
 
 void Dispatcher::Drain(Life* life) {
   while (life->up && !life->parked.empty()) {
     ParkedOp& front = life->parked.front();
-    if (IsNode(front.op) && life->unfinished >= launches_max_) return;
+    if (!HasCredit(life, front.op)) return;
     ParkedOp entry = std::move(front);
     life->parked.pop_front();
     life->parked_refs.Remove(RefsOf(entry.op));
@@ -241,12 +264,14 @@ void Dispatcher::EditWaiting(Life* life, const Editor& fn) {
     std::vector<ParkedOp> extra;
     for (ParkedOp& entry : entries) {
       Uncount(entry);
+      const uint64_t order = entry.order;
       extra.clear();
       if (fn(&entry, &extra)) {
         Count(entry);
         queue->push_back(std::move(entry));
       }
       for (ParkedOp& more : extra) {
+        more.order = order;
         Count(more);
         queue->push_back(std::move(more));
       }

@@ -31,12 +31,15 @@ class DispatchHooks {
   // It goes out now: fill in what was not known before, note that it is gone.
   virtual void BeforeSend(Life* life, WorkerOp* op) = 0;
   virtual void AfterUploadSent(Life* life, uint64_t key) = 0;
+  // Every node that was sent there and has not ended has a higher ticket.
+  virtual bool OldestAt(const Life* life, Ticket ticket) const = 0;
 };
 
 // One stream of operations per life. An operation waits
 //  - in `parked`, first in first out, while the slot has no worker or has launches_per_worker_max unfinished nodes;
 //  - in `blocked` while it names a peer that is not up, or must follow something that waits there. What does not
-//    depend on it goes past: a dead slice holds up nobody else.
+//    depend on it goes past: a dead slice holds up nobody else. What had to wait so takes its old place when it is
+//    free, and the oldest node of a life needs no credit: those that went past may wait for it, elsewhere.
 // What takes no credit (reads, watches, publications, deletes, loads) goes past `parked` unless it must follow
 // something there: sent work may need it to end. Deletes are collected, and sent with the next operation or by
 // Flush: later is always right, earlier never.
@@ -77,6 +80,8 @@ class Dispatcher {
   void Route(Life* life, WorkerOp op, SessionId session);
   void Emit(Life* life, WorkerOp op, SessionId session);
   void Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs);
+  void PlaceFreed(Life* life, ParkedOp entry);
+  bool HasCredit(const Life* life, const WorkerOp& op) const;
   void Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs& refs);
   void Drain(Life* life);
   void Collected(Life* life);
@@ -89,6 +94,7 @@ class Dispatcher {
   ControllerSink* const sink_;
   DispatchHooks* const hooks_;
   size_t waiting_ = 0;
+  uint64_t next_order_ = 1;
   std::vector<int> collected_;          // slots that may have something to flush
   absl::flat_hash_map<SessionId, Pressure> pressure_;
 };

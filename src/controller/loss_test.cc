@@ -223,5 +223,32 @@ TEST_F(LossTest, HostBuffersOfTheLostAreDropped) {
   Close();
 }
 
+// Found by landbridge-sim: what waited for an absent peer got no credit when the peer came, since younger nodes had it,
+// and those waited for what waited.
+TEST(CreditTest, TheOldestNodeNeedsNoCredit) {
+  FakeWorld world(1, /*launches_max=*/1);
+  world.Declare(3, 1);
+  world.controller.OpenSession(kSession);
+  world.Start(0);
+  world.Start(2);
+  auto copy = [&](ArrayId array, int slot) {
+    std::vector<DeviceId> devices = {DeviceId(slot)};
+    return world.controller.Copy(kSession, {array}, &devices, nullptr, CopySemantics::kAlwaysCopy, 0, 0).value()[0];
+  };
+  ArrayId source = world.Put(kSession, world.Single(1, {2}), {1, 2}).value();
+  ArrayId first = copy(source, 0);    // blocked: slot 1 is not there
+  ArrayId there = copy(first, 2);     // takes slot 2's credit, waits for the first
+  ArrayId back = copy(there, 0);      // takes slot 0's credit, waits for that
+  world.RunAll();
+  EXPECT_FALSE(world.resolved.contains(world.Wait(kSession, {back})));
+  world.Start(1);
+  world.RunAll();
+  EXPECT_EQ(*world.ReadWhole(kSession, back), (Values{1, 2}));
+  EXPECT_EQ(world.controller.counts().ops_parked, 0u);
+  world.controller.CloseSession(kSession, absl::FailedPreconditionError("closed"));
+  world.RunAll();
+  world.ExpectEmpty();
+}
+
 }  // namespace
 }  // namespace landbridge

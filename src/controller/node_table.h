@@ -43,6 +43,11 @@ class NodeTable {
   void Erase(Ticket ticket) { nodes_.erase(ticket); }
   size_t size() const { return nodes_.size(); }
 
+  bool OldestSent(const Life* life, Ticket ticket) const {
+    return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+      return entry.second.sent && entry.second.life == life && entry.first < ticket;
+    });
+  }
   // Ascending tickets of those that `pick(node)`.
   template <typename Pick>
   std::vector<Ticket> Select(Pick pick) const {

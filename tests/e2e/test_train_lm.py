@@ -25,18 +25,20 @@ def plain_env():
     return env
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["pipeline", "fsdp"])
 def test_same_losses_as_plain_jax(cluster, mode):
-    ours = train(cluster.env(), "--mode", mode, "--steps", "6")
-    plain = train(plain_env(), "--mode", mode, "--steps", "6")
-    assert len(ours["losses"]) == 6
+    ours = train(cluster.env(), "--mode", mode, "--steps", "4")
+    plain = train(plain_env(), "--mode", mode, "--steps", "4")
+    assert len(ours["losses"]) == 4
     for a, b in zip(ours["losses"], plain["losses"]):
         assert abs(a - b) <= 1e-5 * abs(b), (ours["losses"], plain["losses"])
     assert ours["losses"][-1] < ours["losses"][0]
 
 
+@pytest.mark.timeout(900)
 def test_checkpoint_and_resume(cluster, tmp_path):
-    whole = train(cluster.env(), "--steps", "6")
-    train(cluster.env(), "--steps", "3", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "3")
-    rest = train(cluster.env(), "--steps", "6", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "3")
-    assert rest["losses"] == whole["losses"][3:]
+    whole = train(cluster.env(), "--steps", "4")
+    train(cluster.env(), "--steps", "2", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "2")
+    rest = train(cluster.env(), "--steps", "4", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "2")
+    assert rest["losses"] == whole["losses"][2:]
