@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup build quickstart test test-cpp test-python bench clean distclean
 
+# Where C++ tests find the plugin.
+export LANDBRIDGE_PYTHON := $(CURDIR)/.venv/bin/python
+
 BINARIES := landbridge landbridge-server landbridge-proxy landbridge-compiler landbridge-one
 BIN := build/release/bin
 
