@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "controller/fake_world.h"
+#include "controller/fake_world_test_util.h"
 
 namespace landbridge {
 namespace {

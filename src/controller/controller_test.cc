@@ -5,7 +5,7 @@
 
 #include "base/data_keys.h"
 #include "base/limits.h"
-#include "controller/fake_world.h"
+#include "controller/fake_world_test_util.h"
 #include "nlohmann/json.hpp"
 
 namespace landbridge {

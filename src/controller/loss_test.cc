@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/fake_world.h"
+#include "controller/fake_world_test_util.h"
 
 namespace landbridge {
 namespace {

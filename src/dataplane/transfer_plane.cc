@@ -376,6 +376,7 @@ void TransferPlane::OnBroken(PeerId peer, const absl::Status& status) {
   if (it == peers_.end() || !it->second.connected) return;
   const absl::Status why = absl::UnavailableError(
       absl::StrCat("data-plane connection to peer ", peer.ToString(), " broke: ", status.message()));
+  LogInfo(std::string(why.message()));
   DrainActions();
   pulls_.OnPeerDown(peer, why);
   const bool had_requests = serves_.OnPeerDown(peer);
@@ -420,6 +421,7 @@ bool TransferPlane::Connected(PeerId peer) {
     it->second.connected = true;
     return true;
   }
+  LogWarning("data plane: cannot connect to peer ", peer.ToString(), ": ", std::string(status.message()));
   pulls_.OnPeerDown(peer, absl::UnavailableError(absl::StrCat("no data-plane connection to peer ", peer.ToString(),
                                                               ": ", status.message())));
   serves_.OnPeerDown(peer);

@@ -65,6 +65,7 @@ class UcxTransport final : public Transport {
   UcxTransport() = default;
   void Loop();
   bool Progress();  // one round: true if something happened
+  int PollTimeout(bool armed) const;  // milliseconds
   void HandleBroken();
   void Post(SendRecord* record, const void* data, size_t size, uint32_t flags);
   void SendEnded(SendRecord* record, ucs_status_t status);

@@ -486,6 +486,24 @@ TEST_F(WorkerCoreTest, NothingMadeFromABadInputIsEverShown) {
                                      "ReadReady 5 INVALID_ARGUMENT root=t2 uc=1002", "Progress e1 @2 t2,t3"));
 }
 
+// t3 has failed, but is not looked at before t2, which may be the cause. Meanwhile nothing may be handed over with what
+// it made: neither a launch that comes now nor one that was runnable already. A gang would hang with an error inside.
+TEST_F(WorkerCoreTest, NothingIsHandedOverWithAnInputThatIsInDoubt) {
+  Load(1, {{100}, {100}});
+  Resident(1, 1, 100);
+  Op(LaunchOp(2, 1, {1}, {2}));
+  Op(LaunchOp(3, 1, {1}, {3}));
+  EXPECT_THAT(Op(LaunchOp(4, 1, {3}, {4})), IsEmpty());  // runnable, no room
+  EXPECT_EQ(Explain()["launches"][2]["state"], "runnable");
+  EXPECT_THAT(Done(3, absl::InvalidArgumentError("bad")), IsEmpty());
+  EXPECT_THAT(Op(LaunchOp(5, 1, {3}, {5})), IsEmpty());
+  EXPECT_EQ(Explain()["launches"][2]["waits_for"][0]["ref"], "a3.0");
+  EXPECT_THAT(Done(2), ElementsAre("Free a3.0"));
+  EXPECT_THAT(Reports(), ElementsAre("Failed a3.0 INVALID_ARGUMENT root=t3 uc=1003",
+                                     "Failed a4.0 INVALID_ARGUMENT root=t3 uc=1003",
+                                     "Failed a5.0 INVALID_ARGUMENT root=t3 uc=1003", "Progress e1 @2 t2,t3,t4,t5"));
+}
+
 // The plugin's own text for a bad input ("Error dispatching computation") never replaces the first error.
 TEST_F(WorkerCoreTest, TheFirstErrorWins) {
   Load(1, {{100}, {100}});

@@ -117,8 +117,15 @@ absl::Status WorkerProcess::InitNetwork() {
   agent.info = Describe();
   agent.times = options_.times;
   WorkerAgent::Callbacks callbacks;
-  callbacks.on_activated = [](const Grant& grant, ProxyLife holder) {
+  callbacks.on_activated = [this](const Grant& grant, ProxyLife holder) {
     LogInfo("granted: ", grant.ToString(), " to proxy ", holder.ToString());
+    // That proxy has given this incarnation up, and its data plane (and those of the workers it told) never takes one
+    // back: only a new life can serve it again.
+    if (fenced_holders_.contains(holder)) {
+      stop_(absl::FailedPreconditionError(
+          absl::StrCat("this worker must be started again: it was fenced under proxy ", holder.ToString(),
+                       " before, which has given this life of it up")));
+    }
   };
   callbacks.on_fence = [this](const Grant& grant, const absl::Status& why) { OnFence(grant, why); };
   callbacks.on_restart = [this](const std::string& why) {
@@ -217,6 +224,7 @@ void WorkerProcess::OnFence(const Grant& grant, const absl::Status& why) {
     return;
   }
   server_->CloseStream(grant);
+  fenced_holders_.insert(it->second->holder());
   it->second->Fence(why);
   fenced_.push_back(std::move(it->second));
   sessions_.erase(it);

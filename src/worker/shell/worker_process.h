@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/limits.h"
@@ -99,6 +100,7 @@ class WorkerProcess {
   std::vector<std::unique_ptr<ControlSession>> fenced_;   // until their old work has ended
   std::vector<Loop::TimerId> timers_;
   TimeNs last_heartbeat_ = 0;
+  absl::flat_hash_set<ProxyLife> fenced_holders_;   // proxies under which this life was fenced
   MemoryTrimmer trimmer_;
   uint64_t busy_ticks_ = 0;
   bool draining_ = false;
