@@ -174,14 +174,15 @@ class Peer {
   explicit Peer(const Mode& mode) : mode_(mode) {
     int fds[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) std::exit(1);
-    const std::string fd = absl::StrCat(fds[1]);
+    const std::string fd = "3";
     const std::string spin = mode.spin ? "1" : "0";
     std::string program = "/proc/self/exe";
     char* argv[] = {program.data(), const_cast<char*>("--serve"), const_cast<char*>(mode_.name.c_str()),
                     const_cast<char*>(spin.c_str()), const_cast<char*>(fd.c_str()), nullptr};
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addclose(&actions, fds[0]);
+    posix_spawn_file_actions_adddup2(&actions, fds[1], 3);
+    posix_spawn_file_actions_addclosefrom_np(&actions, 4);  // UCX sockets are not close-on-exec
     if (posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ) != 0) std::exit(1);
     posix_spawn_file_actions_destroy(&actions);
     close(fds[1]);

@@ -66,6 +66,8 @@ class ChildPeer {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fds[1], 3);
+    // UCX's sockets are not close-on-exec; see README.md.
+    posix_spawn_file_actions_addclosefrom_np(&actions, 4);
     EXPECT_EQ(posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ), 0);
     posix_spawn_file_actions_destroy(&actions);
     close(fds[1]);

@@ -875,14 +875,20 @@ class RandomRun : public WorkerSink {
   std::map<uint64_t, OpenRead> open_reads_;
 };
 
-// LANDBRIDGE_SEED repeats one run, with a trace.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint32_t kRuns = 2'000;  // ten times slower
+#else
+constexpr uint32_t kRuns = 20'000;
+#endif
+
+// LANDBRIDGE_SEED repeats one run, with a trace; LANDBRIDGE_RUNS makes more.
 TEST(WorkerCoreRandomTest, Invariants) {
   if (const char* seed = std::getenv("LANDBRIDGE_SEED")) {
     EXPECT_EQ(RandomRun({static_cast<uint32_t>(std::stoul(seed)), true}).Go(), "");
     return;
   }
   const char* runs = std::getenv("LANDBRIDGE_RUNS");
-  const uint32_t count = runs != nullptr ? static_cast<uint32_t>(std::stoul(runs)) : 20'000;
+  const uint32_t count = runs != nullptr ? static_cast<uint32_t>(std::stoul(runs)) : kRuns;
   for (uint32_t seed = 0; seed < count; ++seed) {
     ASSERT_EQ(RandomRun({seed, false}).Go(), "") << "repeat with LANDBRIDGE_SEED=" << seed;
   }
