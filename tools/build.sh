@@ -9,6 +9,8 @@ dir=build/$preset
 mkdir -p "$dir"
 exec 9>"$dir/.lock"
 flock 9
+# Checkouts of this repository on one machine share what ccache holds.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 if [ ! -f "$dir/build.ninja" ]; then
   case "$preset" in
     release) args=(-DCMAKE_BUILD_TYPE=Release) ;;
