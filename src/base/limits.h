@@ -70,7 +70,7 @@ constexpr uint64_t kTransferSmallBytesMax = 64u << 10;  // such pulls pass bulk:
 constexpr uint64_t kTransferInlineBytesMax = 8u << 10;  // travel inside the message (two copies); larger are fetched
 constexpr uint64_t kTransferBytesMax = uint64_t{1} << 46;     // a larger pull is a mistake
 constexpr size_t kTransferChunksPerPullMax = 4;         // asked for and not landed, per pull
-constexpr uint64_t kTransferWindowBytesPerPeer = 8u << 20;    // being fetched from one peer
+constexpr uint64_t kTransferWindowBytesPerPeer = 4u << 20;    // being fetched from one peer
 constexpr uint64_t kTransferWindowBytesTotal = 32u << 20;     // being fetched by one process
 constexpr size_t kTransferPullsPerPeerMax = 65'536;     // open pulls; more are refused at the receiver
 constexpr size_t kTransferRequestsPerPeerMax = 131'072; // of one peer, held at the source; more are refused
@@ -82,6 +82,7 @@ constexpr size_t kTransferAddressBytesMax = 4096;
 constexpr size_t kTransferTombstonesMax = 65'536;       // unpublished keys (and, separately, spaces) remembered
 constexpr size_t kTransferClosedPeersMax = 4096;        // closed lives remembered
 constexpr size_t kTransferPeersMax = 16'384;
+constexpr DurationNs kTransferPartingPatience = 500 * kMillisecond;  // at shutdown, for TCP sends in the middle
 constexpr DurationNs kTransferKeepAlive = 100 * kMillisecond;  // a killed shared-memory peer is seen within two
 
 // --- Worker.

@@ -117,7 +117,8 @@ class DataPlane {
 
   // Makes a peer known. Needed on both ends: a request from a process that is not known yet is held back
   // (bounded) until it is. INVALID_ARGUMENT for an address that is not one of ours or names another life;
-  // FAILED_PRECONDITION for a peer that was closed: a life does not come back. Adding twice is fine.
+  // FAILED_PRECONDITION for a peer that was closed: a life does not come back. Adding twice is fine, and after a
+  // broken connection it is what allows pulls to try again.
   virtual absl::Status AddPeer(PeerId peer, absl::string_view address) = 0;
 
   // Gives the peer up for good. Every pull from it ends with `why` (once nothing can land any more: the
@@ -143,8 +144,8 @@ class DataPlane {
 
   // Fetches [offset, offset + size) of the peer's key into dst. done is called exactly once, and after it no
   // byte lands in dst any more; until then dst must stay valid (let done own it). Waits at the source while
-  // the key is not published. UNAVAILABLE: the connection broke (the peer may live; pull again, or ClosePeer
-  // when the control plane knows better); everything else is the source's own answer.
+  // the key is not published. UNAVAILABLE: the connection broke (the peer may live: AddPeer and pull again, or
+  // ClosePeer when the control plane knows better); everything else is the source's own answer.
   virtual PullId Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
                       std::function<void(absl::Status)> done) = 0;
 

@@ -99,6 +99,7 @@ absl::Status TransferPlane::AddPeer(PeerId peer, absl::string_view address) {
   }
   const bool posted = mailbox_->Post([this, peer, transport = std::move(decoded.transport), counters] {
     auto [it, fresh] = peers_.try_emplace(peer);
+    it->second.broken = false;
     if (!fresh) return;
     it->second.address = transport;
     it->second.counters = counters;
@@ -167,6 +168,11 @@ PullId TransferPlane::Pull(PeerId peer, Key key, uint64_t offset, void* dst, uin
     }
     if (shutting_down_) {
       (*shared)(ShutDownError());
+      return;
+    }
+    if (peers_.at(peer).broken) {
+      (*shared)(absl::UnavailableError(absl::StrCat("pull of ", key.ToString(), ": the data-plane connection to peer ",
+                                                    peer.ToString(), " broke; introduce it again to try again")));
       return;
     }
     pulls_.Start(id, peer, key, offset, dst, size, std::move(*shared));
@@ -301,6 +307,7 @@ TransferPlane::Verdict TransferPlane::Judge(const Message& message) const {
 
 void TransferPlane::HandleRequest(const Message& message) {
   if (shutting_down_) return;
+  peers_.at(message.from).broken = false;  // it came over a new connection
   const bool authorized = !options_.authorizer || options_.authorizer(message.from, message.key);
   serves_.OnRequest(message.from, message, authorized);
 }
@@ -398,7 +405,7 @@ void TransferPlane::GiveUp(PeerId peer, const absl::Status& why) {
   DrainActions();
   it = peers_.find(peer);
   if (it == peers_.end()) return;
-  // Over shared memory a peer that lives would not notice otherwise, and wait for ever. Best effort.
+  // A peer that lives should not have to find out by itself. Best effort.
   if (it->second.connected) SendReset(peer);
   transport_->Close(peer);
   it->second.connected = false;

@@ -61,6 +61,7 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   struct Peer {  // progress thread
     std::string address;
     bool connected = false;
+    bool broken = false;  // by itself; no pull is tried until AddPeer or the peer's own request says it is back
     std::shared_ptr<Counters> counters;
   };
   struct PeerRecord {  // any thread

@@ -1,4 +1,4 @@
-// The data plane over UCX: shared memory and CMA on one host, TCP or RDMA between hosts.
+// The data plane over UCX: messages over TCP; bulk by CMA on one host, TCP or RDMA between hosts.
 #pragma once
 
 #include <memory>

@@ -112,8 +112,10 @@ absl::StatusOr<ucp_context_h> MakeUcxContext(absl::string_view listen_address, a
   }
   const std::string keep_alive = absl::StrCat(limits::kTransferKeepAlive / kMillisecond, "ms");
   std::vector<std::pair<const char*, std::string>> options = {
-      // System V segments outlive a killed process; POSIX ones are reached through /proc and do not.
-      {"TLS", transports == "auto" ? std::string("^sysv") : std::string(transports)},
+      // No shared-memory queues: a sender that is killed while it writes leaves a hole that the receiver waits at for
+      // ever, and with it everybody who sends to it. (UCX refuses them with failure handling for a reason.) Messages
+      // go through sockets, bulk through CMA, which the receiver alone drives.
+      {"TLS", transports == "auto" ? std::string("^sysv,posix") : std::string(transports)},
       {"NET_DEVICES", *devices},
       {"KEEPALIVE_INTERVAL", keep_alive},
       // The receiver reads from the source: after its endpoint is closed nobody else writes into its memory.
@@ -124,12 +126,10 @@ absl::StatusOr<ucp_context_h> MakeUcxContext(absl::string_view listen_address, a
   const auto uses = [&](absl::string_view transport) {
     return transports == "auto" || absl::StrContains(transports, transport);
   };
-  // Shared memory refuses endpoints with failure handling unless told that we see deaths ourselves.
-  if (uses("posix") || uses("shm")) options.emplace_back("MM_ERROR_HANDLING", "y");
   // Without it UCX leaves CMA out where failures are handled: it wants a source to be able to revoke access, which CMA
-  // cannot. Here a shared-memory endpoint only fails when the peer is dead or given up, and nobody accepts what a
-  // given-up peer reads.
-  if (uses("cma") || uses("shm")) options.emplace_back("MEMORY_INVALIDATE", "y");
+  // cannot. Here an endpoint on one host only fails when the peer is dead or given up, and nobody accepts what a given-up
+  // peer reads.
+  if (uses("cma")) options.emplace_back("MEMORY_INVALIDATE", "y");
   // TCP's put lets the peer name an address in our memory, and a late one would land there.
   if (uses("tcp")) options.emplace_back("PUT_ENABLE", "n");
   for (const auto& [name, value] : options) {

@@ -4,9 +4,12 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -22,6 +25,19 @@ constexpr unsigned kActiveMessageId = 1;
 absl::Status FromUcx(ucs_status_t status, absl::string_view what) {
   if (status == UCS_OK) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(what, ": ", UcxText(status)));
+}
+
+// UCX 1.13 tells an endpoint's lanes in print only.
+bool UsesTcp(ucp_ep_h endpoint) {
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* stream = open_memstream(&text, &size);
+  if (stream == nullptr) return true;
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  const bool tcp = absl::StrContains(absl::string_view(text, size), ":tcp/");
+  std::free(text);
+  return tcp;
 }
 
 }  // namespace
@@ -66,6 +82,7 @@ absl::StatusOr<std::unique_ptr<Transport>> UcxTransport::Make(const UcxOptions& 
 
 UcxTransport::~UcxTransport() {
   Stop();
+  if (leak_) return;
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
@@ -126,6 +143,18 @@ void UcxTransport::Loop() {
   std::vector<PeerId> peers;
   for (const auto& [peer, connection] : connections_) peers.push_back(peer);
   for (PeerId peer : peers) Close(peer);
+  // A peer that lives reads on or closes its end soon; one that is stopped does neither.
+  const Clock::time_point patience = Clock::now() + std::chrono::nanoseconds(limits::kTransferPartingPatience);
+  while (!parked_.empty() && Clock::now() < patience) {
+    ucp_worker_progress(worker_);
+    HandleBroken();
+  }
+  if (!parked_.empty()) {
+    // Neither closing nor destroying is safe then, and the process is about to end.
+    LogWarning("data plane: leaving ", parked_.size(), " TCP connections in the middle of a send");
+    leak_ = true;
+    return;
+  }
   while (!closing_.empty() || operations_ > 0) ucp_worker_progress(worker_);
   // Closed endpoints still take their lanes apart behind our back; destroying the worker before that is a failed
   // assertion in UCX. Its flush counts them.
@@ -149,7 +178,7 @@ int UcxTransport::PollTimeout(bool armed) const {
 
 absl::Status UcxTransport::Connect(PeerId peer, const std::string& address) {
   if (connections_.contains(peer)) return absl::OkStatus();
-  auto connection = std::make_unique<Connection>();
+  auto connection = std::make_shared<Connection>();
   connection->transport = this;
   connection->peer = peer;
   ucp_ep_params_t params = {};
@@ -174,12 +203,24 @@ void UcxTransport::OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status
 }
 
 void UcxTransport::HandleBroken() {
-  while (!broken_.empty()) {
+  while (!broken_.empty() || !idle_parked_.empty()) {
+    for (Connection* idle : std::exchange(idle_parked_, {})) {
+      auto parked = parked_.find(idle);
+      if (parked == parked_.end()) continue;
+      std::shared_ptr<Connection> connection = std::move(parked->second);
+      parked_.erase(parked);
+      ForceClose(std::move(connection));
+    }
     const std::vector<Broken> broken = std::exchange(broken_, {});
     for (const Broken& b : broken) {
       auto it = connections_.find(b.peer);
-      if (it == connections_.end() || it->second.get() != b.connection) continue;  // closed meanwhile
-      events_->OnBroken(b.peer, FromUcx(b.status, "UCX"));
+      if (it != connections_.end() && it->second.get() == b.connection) {
+        events_->OnBroken(b.peer, FromUcx(b.status, "UCX"));
+      } else if (auto parked = parked_.find(b.connection); parked != parked_.end()) {
+        std::shared_ptr<Connection> connection = std::move(parked->second);
+        parked_.erase(parked);
+        ForceClose(std::move(connection));
+      }
     }
   }
 }
@@ -187,8 +228,33 @@ void UcxTransport::HandleBroken() {
 void UcxTransport::Close(PeerId peer) {
   auto it = connections_.find(peer);
   if (it == connections_.end()) return;
-  std::unique_ptr<Connection> connection = std::move(it->second);
+  std::shared_ptr<Connection> connection = std::move(it->second);
   connections_.erase(it);
+  // UCX 1.13 crashes when a TCP endpoint is force-closed in the middle of a send, which a stopped receiver makes
+  // likely: the socket lives on for receiving, with the send's remains in it.
+  if (connection->sends > 0 && !connection->broken && UsesTcp(connection->endpoint)) {
+    Park(std::move(connection));
+  } else {
+    ForceClose(std::move(connection));
+  }
+}
+
+// To everybody else the connection is closed: its sends have ended, what still comes in is dropped by the shell. The
+// chunks' owners are held until UCX lets go of them: when the peer reads on, or its death breaks the connection.
+void UcxTransport::Park(std::shared_ptr<Connection> connection) {
+  std::vector<SendRecord*> records;
+  for (SendRecord* record : sends_) {
+    if (record->connection == connection && record->serve.valid()) records.push_back(record);
+  }
+  Connection* key = connection.get();
+  parked_.emplace(key, std::move(connection));
+  for (SendRecord* record : records) {
+    const ServeId serve = std::exchange(record->serve, ServeId());
+    events_->OnSent(serve, record->peer, record->chunk.size, absl::UnavailableError("connection closed"));
+  }
+}
+
+void UcxTransport::ForceClose(std::shared_ptr<Connection> connection) {
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -221,6 +287,9 @@ void UcxTransport::Post(SendRecord* record, const void* data, size_t size, uint3
   param.user_data = record;
   param.flags = flags;
   ++operations_;
+  record->connection = it->second;
+  ++record->connection->sends;
+  sends_.insert(record);
   const ucs_status_ptr_t request = ucp_am_send_nbx(it->second->endpoint, kActiveMessageId, record->header.data(),
                                                    record->header.size(), data, size, &param);
   if (request == nullptr) {
@@ -258,13 +327,19 @@ void UcxTransport::OnSendCompleted(void* request, ucs_status_t status, void* arg
 
 void UcxTransport::SendEnded(SendRecord* record, ucs_status_t status) {
   --operations_;
+  sends_.erase(record);
+  if (Connection* connection = record->connection.get(); connection != nullptr && --connection->sends == 0) {
+    if (parked_.contains(connection)) idle_parked_.push_back(connection);
+  }
   if (!stop_.load(std::memory_order_relaxed)) {
     if (record->serve.valid()) {
       events_->OnSent(record->serve, record->peer, record->chunk.size, FromUcx(status, "send"));
     } else if (status != UCS_OK) {
       // A message that nobody waits for is lost: the peer must not wait for it either.
       auto it = connections_.find(record->peer);
-      if (it != connections_.end()) OnEndpointError(it->second.get(), it->second->endpoint, status);
+      if (it != connections_.end() && it->second == record->connection) {
+        OnEndpointError(it->second.get(), it->second->endpoint, status);
+      }
     }
   }
   delete record;

@@ -40,6 +40,7 @@ class UcxTransport final : public Transport {
     PeerId peer;
     ucp_ep_h endpoint = nullptr;
     bool broken = false;
+    uint64_t sends = 0;  // that UCX has not ended
   };
   // Alive until UCX reports the end of the operation: header, payload and ids.
   struct SendRecord {
@@ -48,7 +49,8 @@ class UcxTransport final : public Transport {
     MessageHeader header;
     std::string text;
     Chunk chunk;
-    ServeId serve;  // not valid: a message that nobody waits for
+    ServeId serve;  // not valid: a message that nobody waits for, or its end was reported already
+    std::shared_ptr<Connection> connection;
   };
   struct ReceiveRecord {
     UcxTransport* transport = nullptr;
@@ -58,13 +60,15 @@ class UcxTransport final : public Transport {
   };
   struct Broken {
     PeerId peer;
-    const Connection* connection;  // compared only
+    Connection* connection;  // compared only
     ucs_status_t status;
   };
 
   UcxTransport() = default;
   void Loop();
   bool Progress();  // one round: true if something happened
+  void ForceClose(std::shared_ptr<Connection> connection);
+  void Park(std::shared_ptr<Connection> connection);
   int PollTimeout(bool armed) const;  // milliseconds
   void HandleBroken();
   void Post(SendRecord* record, const void* data, size_t size, uint32_t flags);
@@ -88,10 +92,15 @@ class UcxTransport final : public Transport {
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stop_{false};
   bool stopped_ = false;
+  bool leak_ = false;
 
   // Progress thread.
-  absl::flat_hash_map<PeerId, std::unique_ptr<Connection>> connections_;
-  absl::flat_hash_map<Connection*, std::unique_ptr<Connection>> closing_;
+  absl::flat_hash_map<PeerId, std::shared_ptr<Connection>> connections_;
+  absl::flat_hash_map<Connection*, std::shared_ptr<Connection>> closing_;
+  // Closed for everybody else, but UCX is in the middle of sending over TCP: see Close.
+  absl::flat_hash_map<Connection*, std::shared_ptr<Connection>> parked_;
+  absl::flat_hash_set<SendRecord*> sends_;
+  std::vector<Connection*> idle_parked_;
   absl::flat_hash_map<OfferId, void*> offers_;
   std::vector<Broken> broken_;
   uint64_t next_offer_ = 1;
