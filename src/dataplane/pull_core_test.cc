@@ -198,11 +198,13 @@ TEST_F(PullCoreTest, PeerDownEndsItsPullsAndRejectsItsOffers) {
   for (uint64_t c = 0; c < 4; ++c) Offer(receiving, c * kChunk, kChunk);
   const PullId offered = Start(8 * kChunk);
   Offer(offered, 0, kChunk);  // the window is full
+  const size_t window = limits::kTransferWindowBytesPerPeer / kChunk;
+  ASSERT_EQ(receives_.size(), window);
   const PullId waiting = Start(10);
   const PullId elsewhere = Start(10, kOther);
   core_.OnPeerDown(kPeer, absl::DataLossError("died"));
   Drain();
-  EXPECT_EQ(rejected_.size(), 1u);
+  EXPECT_EQ(rejected_.size(), 4 - window + 1);  // of both pulls
   EXPECT_EQ(done_.at(offered), absl::DataLossError("died"));
   EXPECT_EQ(done_.at(waiting), absl::DataLossError("died"));
   EXPECT_FALSE(done_.contains(receiving));

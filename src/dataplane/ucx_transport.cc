@@ -152,6 +152,8 @@ void UcxTransport::Loop() {
   if (!parked_.empty()) {
     // Neither closing nor destroying is safe then, and the process is about to end.
     LogWarning("data plane: leaving ", parked_.size(), " TCP connections in the middle of a send");
+    // Nobody makes progress on this worker any more, so nobody reads what the sends point to.
+    for (SendRecord* record : sends_) record->chunk = Chunk();
     leak_ = true;
     return;
   }
