@@ -12,8 +12,6 @@
 namespace landbridge {
 namespace {
 
-int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 // How far a piece travels; smaller is nearer.
 enum Distance { kSameDevice = 0, kSameWorker, kSameSlice, kOtherSlice };
 

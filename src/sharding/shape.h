@@ -20,6 +20,9 @@ using Dims = absl::InlinedVector<int64_t, 4>;
 // "[2,3]"; scalars "[]".
 std::string DimsToString(absl::Span<const int64_t> dims);
 
+// For a >= 0 and b > 0; cannot overflow.
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
 // Rank at most limits::kRankMax, no negative size, and the element count (zero-sized dims counted as one) fits.
 // INVALID_ARGUMENT otherwise.
 absl::Status CheckDims(absl::Span<const int64_t> dims);

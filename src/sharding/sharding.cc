@@ -17,8 +17,6 @@ namespace {
 
 absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("sharding: ", what)); }
 
-int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 // Product of positive factors; nothing if one is not positive or the product is above `max`.
 template <typename Container>
 std::optional<int64_t> BoundedProduct(const Container& factors, int64_t max) {
