@@ -138,6 +138,7 @@ void HolderLease::LoseMember(VirtualSlice ref, Slice& slice, int index, const st
   const MemberRef lost = RefOf(ref, slice, index);
   member.lost = true;
   member.connected = false;
+  slice.gone.insert(member.incarnation);
   dirty_ = true;
   sink_->DisconnectMember(lost);
   if (!member.up) return;
@@ -235,6 +236,7 @@ void HolderLease::ApplySlice(VirtualSlice ref, Slice& slice, const VirtualSliceU
     LoseSlice(ref, slice, "its lease was replaced by a newer one", now);
     slice.bar = grant.number;
     slice.grant = std::move(grant);
+    slice.gone.clear();
     slice.announced_since = report_number_ + 1;
     slice.members.assign(static_cast<size_t>(std::min(update.members_size(), limits::kDevicesMax)), Member{});
     dirty_ = true;
@@ -254,6 +256,7 @@ void HolderLease::ApplySlice(VirtualSlice ref, Slice& slice, const VirtualSliceU
       }
       continue;
     }
+    if (slice.gone.count(incarnation) > 0) continue;
     if (!told.has_info()) continue;  // the RM adds it when it sees that we lack it
     LoseMember(ref, slice, static_cast<int>(i), "another worker has taken its place", now);
     member = Member{};

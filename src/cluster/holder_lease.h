@@ -148,6 +148,9 @@ class HolderLease {
     uint64_t announced_since = 0;  // first report number that carries the grant
     std::string waits_for;
     std::vector<Member> members;
+    // Lives that were lost under the grant: they never return under it, even when an RM that has just started names one
+    // that woke up in a place that another worker has got meanwhile.
+    std::set<Incarnation> gone;
   };
   struct RequestState {
     uint64_t id = 0;

@@ -213,6 +213,26 @@ TEST_F(HolderLeaseTest, NewLifeTakesThePlaceUnderTheSameLease) {
   EXPECT_THAT(sink_.Take(), ElementsAre("up i13"));  // and nothing about i12 or the slice
 }
 
+// An RM that has just started may hear the one that was stopped before the one that took its place.
+TEST_F(HolderLeaseTest, ALifeThatWasLostAndReplacedNeverReturnsUnderTheGrant) {
+  BindAndUp();
+  for (int i = 0; i < 12; ++i) {
+    Pass(times_.heartbeat, false);
+    lease_.OnMemberHeartbeat(sink_.refs[0], now_, now_);
+  }
+  EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i12", "lost i12"));
+  Bind(MakeGrant(1), {11, 22});
+  Welcome(2);
+  EXPECT_THAT(sink_.Take(), ElementsAre("connect i22 h:22", "up i22"));
+  Bind(MakeGrant(1), {11, 12});
+  EXPECT_THAT(sink_.Take(), IsEmpty());
+  EXPECT_THAT(sink_.reports.back().requests(0).slices(0).members(), ElementsAre(11, 22));
+  Bind(MakeGrant(2), {11, 12});  // another grant, another stream
+  EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11", "disconnect i22", "lost i22",
+                                        "slice lost 0 ps0/g1.1", "bound 0 ps0/g1.2 x2", "connect i11 h:11",
+                                        "connect i12 h:12"));
+}
+
 TEST_F(HolderLeaseTest, VacantPlaceSaysNothingAboutAWorkerThatWeHear) {
   BindAndUp();
   Bind(MakeGrant(1), {0, 12});  // the RM does not hear it

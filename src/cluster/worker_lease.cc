@@ -163,8 +163,13 @@ ControlWelcome WorkerLease::OnHello(const ControlHello& hello, TimeNs now) {
   auto it = slices_.find(grant.slice);
   const GrantNumber bar = it == slices_.end() ? GrantNumber{} : it->second.bar;
   if (it != slices_.end() && it->second.held.has_value()) {
-    const Held& held = *it->second.held;
-    if (held.active && held.holder.value() == hello.life() && held.grant.Matches(grant)) return welcome;
+    Held& held = *it->second.held;
+    if (held.active && held.holder.value() == hello.life() && held.grant.Matches(grant)) {
+      // The long wait was for the holder to come. From now on its silence ends the lease as any other's does: after it the
+      // holder takes this worker for lost and may have put another one in its place.
+      held.deadline = std::min(held.deadline, now + times_.lease);
+      return welcome;
+    }
     if (!held.active && held.grant.SameNumber(grant)) {
       return refuse(ControlWelcome::NOT_YET, "work of the slice's earlier lease has not ended yet");
     }

@@ -94,6 +94,21 @@ class WorkerLeaseTest : public ::testing::Test {
   WorkerLease lease_;
 };
 
+// Once the holder has come it counts the worker as lost after one lease of silence, and may fill its place: the worker must
+// not wait for a first renewal any longer than that. (Simulator, seed 14107: a worker stopped right after the hand-shake.)
+TEST_F(WorkerLeaseTest, AHolderThatCameAndFellSilentIsNotWaitedForAsLongAsOneThatNeverCame) {
+  const Grant grant = MakeGrant(kTerm1, 1);
+  Offer(grant, 50);
+  Pass(times_.lease + kSecond);
+  EXPECT_THAT(sink_.Take(), ElementsAre("placed ps0.0", "active ps0/g1.1 p50"));  // it may still come
+  EXPECT_EQ(Hello(grant, 50), ControlWelcome::NONE);
+  Pass(times_.lease - TickPeriod(times_));
+  EXPECT_TRUE(lease_.Holds(grant, now_));
+  Pass(2 * TickPeriod(times_));
+  EXPECT_FALSE(lease_.Holds(grant, now_));
+  EXPECT_THAT(sink_.Take(), ElementsAre("fence ps0/g1.1"));
+}
+
 TEST_F(WorkerLeaseTest, ReportsItselfUntilTheRmKnowsIt) {
   ASSERT_EQ(sink_.reports.size(), 1u);
   EXPECT_EQ(sink_.reports[0].info().name(), "w0");

@@ -98,7 +98,28 @@ void ResourceManagerCore::Retire(Incarnation id) {
   }
 }
 
+bool ResourceManagerCore::HolderNames(int slice, int index, Incarnation id) const {
+  const std::optional<Lease>& lease = slices_[static_cast<size_t>(slice)].lease;
+  if (!lease.has_value()) return false;
+  const Proxy* proxy = Find(lease->holder);
+  if (proxy == nullptr || !HolderAnnounces(*proxy, *lease)) return false;
+  const VirtualSliceReport& said = proxy->requests.at(lease->request).report.slices(lease->virtual_slice);
+  return index < said.members_size() && said.members(index) == id.value();
+}
+
+void ResourceManagerCore::Replace(Worker& worker, Incarnation by, int slice, int index) {
+  worker.placed = false;
+  worker.dirty = true;
+  if (worker.replaced) return;
+  worker.replaced = true;
+  sink_->Log(absl::StrCat("worker ", worker.info.name(), " (", worker.id.ToString(), ") is refused: ", by.ToString(),
+                          " has its place ", index, " of slice ", slice));
+}
+
 // A worker says that it has this place; true in every case but one: somebody else has got it meanwhile.
+//
+// Both may say so to an RM that has just started: one that was stopped, and the one that took its place. Their slice's
+// holder knows whom it uses, and is heard in the start window; without a word of it the first one keeps the place.
 void ResourceManagerCore::ClaimPlace(Worker& worker, int slice, int index) {
   if (slice < 0 || slice >= options_.slice_count || index < 0 || index >= options_.type.workers_per_slice) {
     worker.dirty = true;  // a smaller cluster than before; it is placed anew
@@ -106,19 +127,26 @@ void ResourceManagerCore::ClaimPlace(Worker& worker, int slice, int index) {
   }
   Incarnation& place = slices_[static_cast<size_t>(slice)].members[static_cast<size_t>(index)];
   if (place.valid() && place != worker.id) {
-    if (!worker.replaced) {
-      sink_->Log(absl::StrCat("worker ", worker.info.name(), " (", worker.id.ToString(), ") is refused: ", place.ToString(),
-                              " has its place ", index, " of slice ", slice));
+    if (!settled_) {
+      worker.contested = {slice, index};
+      return;
     }
-    worker.replaced = true;
-    worker.dirty = true;
-    return;
+    Worker* other = Find(place);
+    if (other == nullptr || !HolderNames(slice, index, worker.id)) return Replace(worker, place, slice, index);
+    Replace(*other, worker.id, slice, index);
   }
   place = worker.id;
   worker.placed = true;
   worker.slice = slice;
   worker.index = index;
   MarkSlice(slice);
+}
+
+void ResourceManagerCore::JudgeClaims() {
+  for (auto& [id, worker] : workers_) {
+    const auto claim = std::exchange(worker.contested, std::nullopt);
+    if (claim.has_value() && !worker.placed && !worker.replaced) ClaimPlace(worker, claim->first, claim->second);
+  }
 }
 
 absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, TimeNs now) {

@@ -63,6 +63,7 @@ void ResourceManagerCore::Settle(TimeNs now) {
   settled_ = true;
   changed_ = true;
   sink_->Log(absl::StrCat("start window over: ", workers_.size(), " workers, ", proxies_.size(), " proxies"));
+  JudgeClaims();
   for (auto& [id, worker] : workers_) worker.dirty = true;
   for (auto& [life, proxy] : proxies_) proxy.dirty = true;
   for (size_t s = 0; s < slices_.size(); ++s) {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -95,6 +96,7 @@ class ResourceManagerCore {
     bool replaced = false;
     bool dirty = true;
     int slice = 0, index = 0;
+    std::optional<std::pair<int, int>> contested;  // slice and index: a claim that is judged when the window is over
     uint64_t last_report = 0;
     uint64_t promised = 0;
     TimeNs last_heard = 0, last_sent = 0;
@@ -151,6 +153,9 @@ class ResourceManagerCore {
   void RemoveWorker(Incarnation id, const std::string& why);
   void Retire(Incarnation id);
   void ClaimPlace(Worker& worker, int slice, int index);
+  void JudgeClaims();
+  void Replace(Worker& worker, Incarnation by, int slice, int index);
+  bool HolderNames(int slice, int index, Incarnation id) const;
   void PlaceWorkers(TimeNs now);
   void FillPlaces(bool wished, std::vector<Worker*>& spares);
   Worker* Find(Incarnation id);

@@ -426,6 +426,46 @@ TEST_F(RmTest, SpareTakesTheplaceOfASilentWorker) {
   EXPECT_TRUE(member_updates_[11].replaced());
 }
 
+// One was stopped, lost to the holder and replaced; then the RM starts anew and hears it before the one that has its
+// place. The holder, heard in the window, knows whom it uses.
+TEST_F(RmTest, OfTwoThatClaimAPlaceAfterARestartTheHoldersKeepsIt) {
+  StartRm("cpu:4", 1);
+  AddWorker(11);
+  Rounds(12);
+  AddWorker(12);
+  AddProxy(50, {"cpu:4"});
+  Rounds(10);
+  ASSERT_EQ(Grants(50), "ps0/g1.1");
+  const TimeNs since = now_;
+  while (rm_->members(0)[0].value() == 11 && now_ - since < 10 * kSecond) Rounds(1, {11});
+  Rounds(4, {11});
+  ASSERT_EQ(rm_->members(0)[0].value(), 12u);
+  ASSERT_EQ(workers_[12].report.leases_size(), 1);
+  proxies_[50].report.mutable_requests(0)->mutable_slices(0)->clear_members();
+  proxies_[50].report.mutable_requests(0)->mutable_slices(0)->add_members(12);
+
+  StartRm("cpu:4", 1, 6);
+  Say(11);
+  Hear(11);
+  EXPECT_EQ(rm_->members(0)[0].value(), 11u);
+  while (!rm_->settled()) Rounds(1);
+  EXPECT_EQ(rm_->members(0)[0].value(), 12u);
+  EXPECT_TRUE(member_updates_[11].replaced());
+  EXPECT_FALSE(member_updates_[12].replaced());
+  Rounds(4, {11});
+  EXPECT_EQ(Grants(50), "ps0/g1.1");
+  EXPECT_EQ(holder_updates_[50].requests(0).slices(0).members(0).incarnation(), 12u);
+  EXPECT_TRUE(member_updates_[12].placed());
+
+  // Without a word of a holder the first one keeps the place.
+  StartRm("cpu:4", 1, 7);
+  proxies_[50].report.mutable_requests(0)->mutable_slices(0)->clear_members();
+  workers_[11].report.set_placed(true);
+  while (!rm_->settled()) Rounds(1);
+  EXPECT_EQ(rm_->members(0)[0].value(), 11u);
+  EXPECT_TRUE(member_updates_[12].replaced());
+}
+
 TEST_F(RmTest, DeadHintOfAHolderCountsOnceTheLinkIsGone) {
   StartRm("cpu:4", 1);
   AddWorker(11);
