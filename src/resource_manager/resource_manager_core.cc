@@ -135,10 +135,13 @@ MemberUpdate ResourceManagerCore::MakeMemberUpdate(const Worker& worker) const {
   update.set_know_info(worker.know_info);
   update.set_refused(worker.refused);
   update.set_replaced(worker.replaced);
-  update.set_placed(worker.placed);
+  update.set_placed(worker.placed || worker.contested.has_value());
   if (worker.placed) {
     update.set_slice(worker.slice);
     update.set_index(worker.index);
+  } else if (worker.contested.has_value()) {  // the claim stands until it is judged, also before the next RM
+    update.set_slice(worker.contested->first);
+    update.set_index(worker.contested->second);
   }
   for (const auto& [slice, held] : worker.leases) {
     GrantNumber ended;
