@@ -179,9 +179,10 @@ void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
     if (!refused_.empty()) sink_->Refused(refused_);
   }
 
-  const bool sane = !update.slice_type().empty() && update.slice_count() > 0 && update.workers_per_slice() > 0 &&
-                    update.devices_per_worker() > 0 && update.slice_count() <= limits::kDevicesMax &&
-                    update.workers_per_slice() <= limits::kDevicesMax;
+  const auto fits = [](int64_t count) { return count > 0 && count <= limits::kDevicesMax; };
+  const bool sane = !update.slice_type().empty() && fits(update.slice_count()) && fits(update.workers_per_slice()) &&
+                    fits(update.devices_per_worker()) &&
+                    fits(int64_t{update.slice_count()} * update.workers_per_slice() * update.devices_per_worker());
   if (sane) {
     const Fleet fleet{update.slice_type(), update.slice_count(), update.workers_per_slice(),
                       update.devices_per_worker()};

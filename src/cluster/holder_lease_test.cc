@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -140,6 +141,19 @@ TEST_F(HolderLeaseTest, AsksForTheWholeFleetOnceItIsKnown) {
   ASSERT_EQ(sink_.reports.back().requests(0).slices_size(), 2);
   EXPECT_EQ(sink_.reports.back().requests(0).slices(1).type(), "cpu:2x4");
   EXPECT_EQ(sink_.reports.back().promised_term(), kTerm1);
+}
+
+TEST_F(HolderLeaseTest, AFleetOfMoreDevicesThanThereCanBeIsNotBelieved) {
+  lease_.Request({}, now_);
+  for (const auto& [slices, workers, devices] : {std::tuple{0, 2, 4}, {2, -1, 4}, {2, 2, limits::kDevicesMax},
+                                                  {40'000, 40'000, 1}, {65'536, 65'536, 65'536}}) {
+    HolderUpdate update = Update();
+    update.set_slice_count(slices);
+    update.set_workers_per_slice(workers);
+    update.set_devices_per_worker(devices);
+    lease_.OnUpdate(update, now_);
+    EXPECT_FALSE(lease_.fleet().has_value());
+  }
 }
 
 TEST_F(HolderLeaseTest, StampIsRepeatedUnchanged) {

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/dtype.h"
+#include "base/limits.h"
 #include "base/status.h"
 #include "hlo/module_facts.h"
 #include "pjrt/plugin.h"
@@ -35,15 +36,19 @@ absl::Status DescribeTensor(const xla::ShapeProto& shape, const Sharding& shardi
     if (dynamic) return absl::UnimplementedError("programs with dynamic shapes are not supported: use static shapes");
   }
   info.set_dtype(static_cast<int32_t>(*dtype));
-  int64_t elements = 1;
+  int64_t elements = 1, bits = 0;
+  bool fits = true;
   for (int64_t dim : shape.dimensions()) {
     info.add_device_dims(dim);
-    elements *= dim;
+    fits = fits && dim >= 0 && !__builtin_mul_overflow(elements, dim, &elements);
   }
-  info.set_device_bytes((elements * DeviceElementBits(*dtype) + 7) / 8);
-  for (int64_t dim : hlo::GlobalDims(shape.dimensions(), num_devices > 1 ? sharding : std::nullopt)) {
-    info.add_global_dims(dim);
+  if (!fits || __builtin_mul_overflow(elements, DeviceElementBits(*dtype), &bits) || bits / 8 > limits::kArrayBytesMax) {
+    return absl::InvalidArgumentError("the program has a parameter or result that is larger than any array may be");
   }
+  info.set_device_bytes(bits / 8 + (bits % 8 != 0));
+  LB_ASSIGN_OR_RETURN(const std::vector<int64_t> global_dims,
+                      hlo::GlobalDims(shape.dimensions(), num_devices > 1 ? sharding : std::nullopt));
+  for (int64_t dim : global_dims) info.add_global_dims(dim);
   if (sharding.has_value() && num_devices > 1) *info.mutable_sharding() = *sharding;
   *info.mutable_layout() = shape.layout();
   info.set_memory_kind(shape.layout().memory_space() == kHostMemorySpace ? "pinned_host" : "device");

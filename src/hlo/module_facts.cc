@@ -70,13 +70,17 @@ bool IsCollective(absl::string_view opcode) {
   return false;
 }
 
-std::vector<int64_t> GlobalDims(absl::Span<const int64_t> device_dims,
-                                const std::optional<xla::OpSharding>& sharding) {
+absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device_dims,
+                                                const std::optional<xla::OpSharding>& sharding) {
   std::vector<int64_t> dims(device_dims.begin(), device_dims.end());
   if (!sharding.has_value() || sharding->type() != xla::OpSharding::OTHER) return dims;
   const auto& tiles = sharding->tile_assignment_dimensions();
   for (int i = 0; i < tiles.size() && static_cast<size_t>(i) < dims.size(); ++i) {
-    dims[static_cast<size_t>(i)] *= tiles.Get(i);
+    int64_t& dim = dims[static_cast<size_t>(i)];
+    if (dim < 0 || tiles.Get(i) < 1 || __builtin_mul_overflow(dim, tiles.Get(i), &dim)) {
+      return Bad(absl::StrCat("dimension ", i, " of ", device_dims[static_cast<size_t>(i)], " elements in ", tiles.Get(i),
+                              " tiles"));
+    }
   }
   return dims;
 }

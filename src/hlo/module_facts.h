@@ -39,6 +39,7 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module);
 bool IsCollective(absl::string_view opcode);
 
 // What the whole value's shape is when every device holds `device_dims` of it: times the tiles of an OTHER sharding.
-std::vector<int64_t> GlobalDims(absl::Span<const int64_t> device_dims, const std::optional<xla::OpSharding>& sharding);
+// INVALID_ARGUMENT if a dimension is negative or does not fit.
+absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device_dims, const std::optional<xla::OpSharding>& sharding);
 
 }  // namespace landbridge::hlo

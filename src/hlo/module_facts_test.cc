@@ -115,12 +115,16 @@ TEST(ModuleFacts, Refusals) {
 
 TEST(ModuleFacts, GlobalDims) {
   xla::OpSharding sharding;
-  EXPECT_THAT(GlobalDims({4, 8}, std::nullopt), ElementsAre(4, 8));
-  EXPECT_THAT(GlobalDims({4, 8}, sharding), ElementsAre(4, 8));  // replicated
+  EXPECT_THAT(*GlobalDims({4, 8}, std::nullopt), ElementsAre(4, 8));
+  EXPECT_THAT(*GlobalDims({4, 8}, sharding), ElementsAre(4, 8));  // replicated
   sharding.set_type(xla::OpSharding::OTHER);
   for (int64_t dim : {2, 1, 4}) sharding.add_tile_assignment_dimensions(dim);
   sharding.set_replicate_on_last_tile_dim(true);
-  EXPECT_THAT(GlobalDims({4, 8}, sharding), ElementsAre(8, 8));
+  EXPECT_THAT(*GlobalDims({4, 8}, sharding), ElementsAre(8, 8));
+  EXPECT_FALSE(GlobalDims({int64_t{1} << 62, 8}, sharding).ok());
+  EXPECT_FALSE(GlobalDims({-4, 8}, sharding).ok());
+  sharding.set_tile_assignment_dimensions(0, 0);
+  EXPECT_FALSE(GlobalDims({4, 8}, sharding).ok());
 }
 
 TEST(ModuleFacts, CollectiveNames) {

@@ -16,8 +16,8 @@
 namespace landbridge::pjrt {
 
 class Client;
-class Device;
-class Memory;
+struct Device;
+struct Memory;
 class Plugin;
 
 // Keeps a buffer's memory in place and readable at `data()` until destroyed: no donation takes it meanwhile

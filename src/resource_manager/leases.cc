@@ -209,6 +209,7 @@ absl::Status ResourceManagerCore::OnHolderReport(const HolderReport& report, Tim
     return absl::InvalidArgumentError(absl::StrCat("a proxy's report is malformed: ", why));
   };
   if (report.life() == 0 || report.number() == 0) return bad("no life or number");
+  if (!Possible(report.promised_term())) return bad("a term that no resource manager can have reached");
   if (static_cast<size_t>(report.requests_size()) > limits::kSliceRequestsPerProxyMax) return bad("too many requests");
   if (report.version().size() + report.host().size() + report.address().size() > limits::kRmStringBytesMax ||
       static_cast<size_t>(report.dead_size()) > limits::kWorkersMax) {

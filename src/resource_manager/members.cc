@@ -39,6 +39,7 @@ absl::Status ResourceManagerCore::CheckMemberReport(const MemberReport& report) 
     return absl::InvalidArgumentError(absl::StrCat("a worker's report is malformed: ", why));
   };
   if (report.incarnation() == 0 || report.number() == 0) return bad("no incarnation or number");
+  if (!Possible(report.promised_term())) return bad("a term that no resource manager can have reached");
   if (static_cast<size_t>(report.leases_size()) > limits::kLeasesPerWorkerMax ||
       static_cast<size_t>(report.ended_size()) > limits::kLeasesPerWorkerMax) {
     return bad("too many leases");

@@ -18,6 +18,9 @@ ResourceManagerCore::ResourceManagerCore(ResourceManagerOptions options, Resourc
 
 ResourceManagerCore::~ResourceManagerCore() = default;
 
+// One generation for each start or pause: more than this is nobody's term, and the next one might not fit.
+bool ResourceManagerCore::Possible(uint64_t term) { return term >> kTermLifeBits <= kGenerationsMax; }
+
 // The next generation above `above`, marked with this life.
 void ResourceManagerCore::NewTerm(uint64_t above, const std::string& why, TimeNs now) {
   const uint64_t generation = (std::max(above, term_) >> kTermLifeBits) + 1;

@@ -26,6 +26,9 @@
 
 namespace landbridge {
 
+// Of resource managers, one after the other; a report of a higher one is malformed.
+constexpr uint64_t kGenerationsMax = uint64_t{1} << 40;
+
 // Records what to do; never calls back into the core.
 class ResourceManagerSink {
  public:
@@ -139,6 +142,7 @@ class ResourceManagerCore {
 
   // --- Time and terms (resource_manager_core.cc).
   void Observe(TimeNs now);
+  static bool Possible(uint64_t term);
   void NewTerm(uint64_t above, const std::string& why, TimeNs now);
   void NoteTerm(uint64_t reported, TimeNs now);  // goes above terms of other lives of the RM
   void Settle(TimeNs now);

@@ -595,6 +595,15 @@ TEST_F(RmTest, MalformedReportsDisturbNobody) {
   EXPECT_EQ(rm_->OnHolderReport(holder, now_).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(rm_->counts(now_).workers, 0);
   EXPECT_EQ(rm_->counts(now_).proxies, 0);
+  // A term after which there is none: the next one would be below it, and be refused by everybody for ever.
+  const uint64_t term = rm_->term();
+  member.clear_leases();
+  member.set_promised_term(~uint64_t{0});
+  EXPECT_EQ(rm_->OnMemberReport(member, now_).code(), absl::StatusCode::kInvalidArgument);
+  holder.clear_requests();
+  holder.set_promised_term(~uint64_t{0});
+  EXPECT_EQ(rm_->OnHolderReport(holder, now_).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(rm_->term(), term);
   // A lease of a slice that does not exist, and places that do not exist.
   FakeWorker& odd = AddWorker(11);
   odd.report.set_placed(true);

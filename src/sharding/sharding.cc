@@ -394,7 +394,7 @@ absl::StatusOr<Dims> Sharding::ShardDims(absl::Span<const int64_t> dims, uint32_
   for (size_t i = dims.size(); i-- > 0;) {
     const int64_t size = CeilDivide(dims[i], tiles_[i]);
     const int64_t start = std::min(dims[i], (tile % tiles_[i]) * size);
-    result[i] = std::min(dims[i], start + size) - start;
+    result[i] = std::min(size, dims[i] - start);
     tile /= tiles_[i];
   }
   return result;
@@ -413,7 +413,7 @@ absl::StatusOr<IndexBox> Sharding::Box(absl::Span<const int64_t> dims, uint32_t 
   for (size_t i = dims.size(); i-- > 0;) {
     const int64_t size = CeilDivide(dims[i], tiles_[i]);
     box.start[i] = std::min(dims[i], (tile % tiles_[i]) * size);
-    box.limit[i] = std::min(dims[i], box.start[i] + size);
+    box.limit[i] = box.start[i] + std::min(size, dims[i] - box.start[i]);  // their sum may be beyond the largest number
     tile /= tiles_[i];
   }
   return box;

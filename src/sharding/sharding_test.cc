@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/limits.h"
 
 namespace landbridge {
@@ -177,6 +179,15 @@ TEST(Sharding, UnevenTilesAreClipped) {
   EXPECT_EQ(sharding->Box({6}, 3)->ToString(), "[6:6]");
   EXPECT_EQ(*sharding->ShardDims({6}, 3), (Dims{0}));
   EXPECT_EQ(sharding->Box({0}, 1)->ToString(), "[0:0]");
+}
+
+TEST(Sharding, TheLargestDimensionIsDividedWithoutOverflow) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();  // of strings: no byte count bounds it
+  const Sharding::Ptr halves = *Make(2, Tiles({2}));
+  EXPECT_EQ((*halves->ShardDims({kMax}, 0))[0], (kMax >> 1) + 1);
+  EXPECT_EQ((*halves->ShardDims({kMax}, 1))[0], kMax >> 1);
+  EXPECT_EQ(halves->Box({kMax}, 1)->start[0], (kMax >> 1) + 1);
+  EXPECT_EQ(halves->Box({kMax}, 1)->limit[0], kMax);
 }
 
 TEST(Sharding, RefusesWhatDoesNotFit) {

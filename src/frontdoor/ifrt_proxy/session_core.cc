@@ -280,6 +280,10 @@ void SessionCore::CheckFuture(Op op, const Request& request) {
 
 // ---------------------------------------------------------------- arrays by handle
 
+absl::Status SessionCore::NotTheClients(Handle handle) {
+  return absl::InvalidArgumentError(absl::StrCat("Result handle ", handle, " is not one that a client gives: they are below 2^48"));
+}
+
 absl::StatusOr<SessionCore::ArrayEntry*> SessionCore::Find(Handle handle) {
   auto it = arrays_.find(handle);
   if (it == arrays_.end()) return absl::InvalidArgumentError(absl::StrCat("Unknown array handle: ", handle));
@@ -338,6 +342,10 @@ SessionCore::Entries<SessionCore::Handle> SessionCore::Register(std::vector<Arra
   size_t done = 0;
   for (; bad.ok() && done < entries.size(); ++done) {
     Handle handle = handles.empty() ? 0 : handles[done];
+    if (handle >= kServerHandles) {
+      bad = NotTheClients(handle);
+      break;
+    }
     if (handle == 0) handle = NewHandle();
     auto [it, inserted] = arrays_.try_emplace(handle);
     if (!inserted) {
@@ -361,7 +369,7 @@ void SessionCore::Poison(absl::Span<const Handle> handles, const absl::Status& s
   const absl::Status error = WithUserContext(status, op.context);
   contexts_.Cite(error);
   for (Handle handle : handles) {
-    if (handle == 0) continue;
+    if (handle == 0 || handle >= kServerHandles) continue;
     auto [it, inserted] = arrays_.try_emplace(handle);
     if (inserted) it->second.error = error;
   }

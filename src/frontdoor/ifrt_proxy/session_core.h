@@ -88,6 +88,8 @@ class SessionCore {
   using Request = xla::ifrt::proxy::IfrtRequest;
   using Response = xla::ifrt::proxy::IfrtResponse;
   using Handle = uint64_t;
+  // Ours are from here on; the client's are below, so that the two never meet.
+  static constexpr Handle kServerHandles = Handle{1} << 48;
 
   // A request on its way to its response.
   struct Op {
@@ -154,6 +156,7 @@ class SessionCore {
   void WhenAllReady(absl::Span<const Handle> handles, absl::AnyInvocable<void(absl::Status)> then);
   // Under the client's numbers, or under ours where there are none. Takes the entries over. Not OK: nothing is
   // registered, everything is released.
+  static absl::Status NotTheClients(Handle handle);
   Entries<Handle> Register(std::vector<ArrayEntry> entries, absl::Span<const Handle> handles);
   void Poison(absl::Span<const Handle> handles, const absl::Status& status, const Op& op);
   void ReleaseEntry(ArrayEntry entry);
@@ -224,7 +227,7 @@ class SessionCore {
   absl::flat_hash_map<Handle, ArrayEntry> arrays_;
   absl::flat_hash_map<Handle, std::shared_ptr<Executable>> executables_;
   absl::flat_hash_map<Handle, Future> futures_;
-  Handle next_handle_ = Handle{1} << 48;         // ours; the client's are below
+  Handle next_handle_ = kServerHandles;
   absl::flat_hash_map<RequestId, absl::AnyInvocable<void(const absl::Status&)>> waits_;
   absl::flat_hash_map<RequestId, PendingRead> reads_;
   absl::flat_hash_map<uint64_t, PendingCompile> compiles_;

@@ -425,6 +425,29 @@ TEST_F(SessionCoreTest, AResultHandleCannotBeUsedTwice) {
   EXPECT_EQ(cluster_.controller.counts().arrays, 0u);
 }
 
+// The numbers of both sides would meet: a result of an execution would take the place of the client's array.
+TEST_F(SessionCoreTest, AClientCannotTakeTheServersHandles) {
+  host_.stored[1] = "abcd";
+  const absl::Status status = StatusOf(Call([&] {
+    IfrtRequest request = MakeRequest(1, DType::kU8, {4}, Single(0));
+    request.mutable_make_array_from_host_buffer_request()->set_array_handle(kServerHandles + 2);
+    return request;
+  }()));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("below 2^48"));
+  EXPECT_EQ(cluster_.controller.counts().arrays, 0u);
+  EXPECT_FALSE(Ready({kServerHandles + 2}).ok());
+
+  const uint64_t executable = Compile("f", {0}, 4);
+  const uint64_t array = Make(2, "abcd");
+  const size_t futures = core_->counts().futures;
+  EXPECT_EQ(StatusOf(Call(ExecuteRequest(executable, {array}, {3}, true, kServerHandles + 5))).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(core_->counts().futures, futures);
+  EXPECT_FALSE(Ready({3}).ok());  // its result says why
+  EXPECT_EQ(cluster_.launches, 0u);
+}
+
 TEST_F(SessionCoreTest, CompileNormalisesTheAssignment) {
   const uint64_t op = Send(CompileRequestFor({3, 2}));
   ASSERT_EQ(host_.compiles.size(), 1u);

@@ -361,7 +361,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   // Failures that no executable can own: the client's handles carry them.
   auto refuse = [&](const absl::Status& status) {
     Poison(handles, status, op);
-    if (wants_status && status_handle != 0 && !futures_.contains(status_handle)) {
+    if (wants_status && status_handle != 0 && status_handle < kServerHandles && !futures_.contains(status_handle)) {
       Future future;
       future.done = true;
       future.status = status;
@@ -377,6 +377,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   if (!wants_status && status_handle != 0) {
     return refuse(absl::InvalidArgumentError("A status handle for an execution that wants no status"));
   }
+  if (status_handle >= kServerHandles) return refuse(NotTheClients(status_handle));
   if (status_handle != 0 && futures_.contains(status_handle)) {
     return refuse(absl::InvalidArgumentError(absl::StrCat("Future handle ", status_handle, " exists already")));
   }
