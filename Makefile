@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build quickstart test test-cpp test-python bench clean distclean
+.PHONY: help setup build quickstart test test-cpp test-python test-asan test-tsan bench clean distclean
 
 # Where C++ tests find the plugin.
 export LANDBRIDGE_PYTHON := $(CURDIR)/.venv/bin/python
@@ -14,6 +14,7 @@ help:
 	@echo "make quickstart  build all, then train a small model on two slices of CPU devices"
 	@echo "make build       set up this machine and build ./landbridge and the servers"
 	@echo "make test        run all tests: C++ (ctest), end to end (pytest)"
+	@echo "make test-asan   C++ tests under address and undefined-behaviour sanitizer; make test-tsan: thread sanitizer"
 	@echo "make bench       run the benchmarks of bench/"
 	@echo "make clean       remove what was built; make distclean also .venv"
 
@@ -46,6 +47,17 @@ test-python:
 	@.venv/bin/python -m pytest -q python/tests tests/cli tests/repo
 	@echo "[test] end to end, with stock JAX"
 	@.venv/bin/python -m pytest -q tests/e2e
+
+# See CONTRIBUTING.md.
+ASAN_TESTS ?= base_test env_test cluster_test sharding_test hlo_test dataplane_test worker_test controller_test \
+  resource_manager_test frontdoor_test sim_test bin_test cli_test proxy_test pjrt_test compiler_test worker_shell_test
+TSAN_TESTS ?= base_test env_test cluster_test dataplane_test worker_test controller_test resource_manager_test sim_test
+
+test-asan:
+	@tools/sanitize.sh asan $(ASAN_TESTS)
+
+test-tsan:
+	@tools/sanitize.sh tsan $(TSAN_TESTS)
 
 bench: build
 	@.venv/bin/python bench/stock_door.py

@@ -14,7 +14,11 @@ export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time
 if [ ! -f "$dir/build.ninja" ]; then
   case "$preset" in
     release) args=(-DCMAKE_BUILD_TYPE=Release) ;;
-    asan) args=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLB_SANITIZE=address) ;;
+    asan)  # with libFuzzer, for tools/fuzz.sh
+      command -v clang++-14 >/dev/null ||
+        { echo "PRESET=asan needs clang: apt-get install clang-14 libclang-rt-14-dev llvm-14" >&2; exit 2; }
+      args=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLB_SANITIZE=address
+        -DCMAKE_C_COMPILER=clang-14 -DCMAKE_CXX_COMPILER=clang++-14) ;;
     tsan) args=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLB_SANITIZE=thread) ;;
     *) echo "unknown preset $preset (release, asan, tsan)" >&2; exit 2 ;;
   esac

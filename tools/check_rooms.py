@@ -18,6 +18,7 @@ EVERYTHING = {"*"}
 RULES = {
     "base": set(),
     "proto": set(),
+    "testing": set(),
     "env": {"base"},
     "cluster": {"base", "env", "proto"},
     "pjrt": {"base", "proto"},

@@ -1,0 +1,55 @@
+// Messages, refusals and addresses of the data plane.
+#include "dataplane/wire.h"
+
+#include "base/limits.h"
+#include "base/log.h"
+#include "testing/fuzz.h"
+
+namespace landbridge::fuzz {
+namespace {
+
+using namespace landbridge::dataplane;  // NOLINT
+
+absl::Span<const std::byte> Bytes(absl::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+std::string Encoded(const Message& message) {
+  MessageHeader header;
+  EncodeMessage(message, header);
+  return std::string(reinterpret_cast<const char*>(header.data()), header.size());
+}
+
+}  // namespace
+
+std::vector<std::string> FuzzSeeds() {
+  Message request;
+  request.from = PeerId(1);
+  request.to = PeerId(2);
+  request.key = {3, 4};
+  request.pull = PullId(5);
+  request.offset = 100;
+  request.size = 200;
+  request.end = 4000;
+  Message refuse = request;
+  refuse.type = MessageType::kRefuse;
+  refuse.code = 5;
+  return {Encoded(request), Encoded(refuse), EncodeAddress({PeerId(9), "transport"}), std::string("\x03\0\0\0text", 8)};
+}
+
+void FuzzOne(absl::string_view input) {
+  if (const std::optional<Message> message = DecodeMessage(Bytes(input)); message.has_value()) {
+    LB_CHECK(Encoded(*message) == input);
+    LB_CHECK(message->offset <= limits::kTransferBytesMax && message->size <= limits::kTransferBytesMax);
+    if (message->type == MessageType::kRequest) LB_CHECK(message->offset + message->size <= message->end);
+  }
+  if (const absl::StatusOr<Address> address = DecodeAddress(input); address.ok()) {
+    LB_CHECK(address->peer.valid() && EncodeAddress(*address) == input);
+  }
+  Choices choices(input);
+  const auto code = static_cast<uint32_t>(choices.U64());
+  const absl::Status status = RefusalStatus(code, Bytes(choices.Rest()));
+  LB_CHECK(!status.ok() && status.message().size() <= limits::kTransferErrorTextBytesMax);
+}
+
+}  // namespace landbridge::fuzz
