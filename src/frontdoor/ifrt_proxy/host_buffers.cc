@@ -737,9 +737,17 @@ absl::Status HostBuffers::PutResult(SessionId session, uint64_t handle, Result r
   if (it->second->results.size() >= limits::kHostBuffersPerSessionMax) {
     return absl::ResourceExhaustedError("Too many results of the session wait to be fetched");
   }
-  if (!it->second->results.emplace(handle, std::move(result)).second) {
+  Session& owner = *it->second;
+  const size_t bytes = result.data == nullptr ? 0 : result.data->size();
+  if (bytes > kSessionResultBytesMax - owner.result_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("Results of ", owner.result_bytes, " bytes wait to be fetched, ", bytes,
+                                                     " more would be above the session's limit of ",
+                                                     kSessionResultBytesMax));
+  }
+  if (!owner.results.emplace(handle, std::move(result)).second) {
     return absl::InvalidArgumentError(absl::StrCat("Host buffer ", handle, " exists already"));
   }
+  owner.result_bytes += bytes;
   return absl::OkStatus();
 }
 
@@ -762,6 +770,7 @@ absl::StatusOr<HostBuffers::Result> HostBuffers::TakeResult(uint64_t wire_id, ab
   if (it == session->results.end()) return absl::NotFoundError(absl::StrCat("Unknown host buffer ", handle));
   Result result = std::move(it->second);
   session->results.erase(it);
+  if (result.data != nullptr) session->result_bytes -= result.data->size();
   return result;
 }
 

@@ -24,11 +24,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
+#include "base/limits.h"
 #include "controller/controller.h"
 #include "dataplane/data_plane.h"
 #include "dataplane/pool.h"
 
 namespace landbridge {
+
+// Results of one session that lie in the proxy until the client fetches them. The largest single one, a string shard, fits.
+constexpr size_t kSessionResultBytesMax = size_t{1} << 30;
+static_assert(kSessionResultBytesMax >= limits::kStringArrayBytesMax);
 
 // Thread-safety: any thread. Callbacks (resume, on_bytes) run on the thread that caused them, without locks held.
 // Lives until all chunks and sources are gone (shared_ptr).
@@ -113,6 +118,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
     std::string peer;
     absl::flat_hash_map<uint64_t, UploadPtr> uploads;  // by the client's handle, until claimed and begun
     absl::flat_hash_map<uint64_t, Result> results;
+    size_t result_bytes = 0;                           // of results that lie here, in `data`
     absl::flat_hash_set<uint64_t> keys;                // claimed and not dropped
     size_t unclaimed_bytes = 0;                        // held by uploads that nobody claimed
   };

@@ -143,6 +143,20 @@ TEST_F(HostBuffersTest, ForeignSessionsAnswerAsUnknownOnes) {
   EXPECT_EQ(buffers->TakeResult(wire, "me", 9).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(HostBuffersTest, ResultsThatNobodyFetchesEndAtALimit) {
+  HostBuffers::Result result;
+  result.data = std::make_shared<const std::string>(kSessionResultBytesMax / 4, 'r');  // shared: it is here once
+  for (uint64_t handle = 1; handle <= 4; ++handle) ASSERT_TRUE(buffers->PutResult(SessionId(1), handle, result).ok());
+  HostBuffers::Result more;
+  more.data = std::make_shared<const std::string>("more");
+  const absl::Status full = buffers->PutResult(SessionId(1), 5, more);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("1073741824"));
+  EXPECT_TRUE(buffers->TakeResult(wire, "me", 3).ok());
+  EXPECT_TRUE(buffers->PutResult(SessionId(1), 5, more).ok());
+  EXPECT_EQ(buffers->counts().results, 4u);
+}
+
 TEST_F(HostBuffersTest, DuplicateHandle) {
   EXPECT_TRUE(Store(1, "a").ok());
   EXPECT_EQ(buffers->BeginStore(wire, "me", 1, 1).status().code(), absl::StatusCode::kAlreadyExists);
