@@ -1,6 +1,8 @@
 // Data plane between two processes, beside a raw TCP socket and UCX's own perf tool in the same run.
 //
 //   dataplane_benchmark [--rounds N] [--quick] [--no-beside]
+//   dataplane_benchmark --shaped MBIT [--rounds N]   over a shaped link between network namespaces (as root)
+//   dataplane_benchmark --deaths N                   how soon pulls from N killed peers fail
 //
 // One JSON line per result. A pull is a round trip (ask, then data), and so is the TCP probe's exchange. Rounds
 // alternate over the modes; figures are medians over the rounds. Every pull's bytes are checked once a round.
@@ -36,7 +38,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/log.h"
 #include "dataplane/data_plane.h"
-#include "dataplane/ucx_data_plane.h"
+#include "dataplane/socket_data_plane.h"
 #include "nlohmann/json.hpp"
 
 extern char** environ;
@@ -120,12 +122,20 @@ std::shared_ptr<std::vector<std::byte>> Pattern(uint64_t size) {
   return bytes;
 }
 
-std::unique_ptr<DataPlane> MakePlane(PeerId self, const Mode& mode) {
-  UcxOptions options;
-  options.base.self = self;
-  options.transports = mode.name;
-  options.spin = mode.spin ? 2 * kMillisecond : 0;
-  auto plane = MakeUcxDataPlane(std::move(options));
+// Where the two processes are.
+struct Place {
+  std::vector<std::string> prefix;  // of the serving process's command line
+  std::string server = "127.0.0.1", client = "127.0.0.1";
+};
+
+std::unique_ptr<DataPlane> MakePlane(PeerId self, const Mode& mode, const std::string& address) {
+  DataPlaneOptions options;
+  options.self = self;
+  SocketOptions sockets;
+  sockets.listen_address = address;
+  sockets.local_sockets = mode.name != "tcp";
+  sockets.spin = mode.spin ? 2 * kMillisecond : 0;
+  auto plane = MakeSocketDataPlane(std::move(options), sockets);
   if (!plane.ok()) {
     std::cerr << plane.status() << "\n";
     std::exit(1);
@@ -133,16 +143,16 @@ std::unique_ptr<DataPlane> MakePlane(PeerId self, const Mode& mode) {
   return *std::move(plane);
 }
 
-// --- The serving process: this program with --serve MODE FD.
+// --- The serving process: this program with --serve MODE SPIN FD ADDRESS.
 
-int Serve(const Mode& mode, int control) {
+int Serve(const Mode& mode, int control, const std::string& ip) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto bytes = Pattern(kLargest);
   if (mode.name == "raw_tcp") {
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address = {};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    inet_pton(AF_INET, ip.c_str(), &address.sin_addr);
     if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(listener, 1) != 0) return 1;
     socklen_t length = sizeof(address);
     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
@@ -156,7 +166,7 @@ int Serve(const Mode& mode, int control) {
       WriteAll(connection, bytes->data(), size);
     }
   }
-  auto plane = MakePlane(kServer, mode);
+  auto plane = MakePlane(kServer, mode, ip);
   WriteBlob(control, plane->address());
   if (!plane->AddPeer(kClient, ReadBlob(control)).ok()) return 1;
   plane->PublishSpan({1, 1}, {bytes->data(), bytes->size()}, bytes);
@@ -171,19 +181,24 @@ int Serve(const Mode& mode, int control) {
 
 class Peer {
  public:
-  explicit Peer(const Mode& mode) : mode_(mode) {
+  explicit Peer(const Mode& mode, const Place& place = {}) : mode_(mode) {
     int fds[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) std::exit(1);
-    const std::string fd = "3";
-    const std::string spin = mode.spin ? "1" : "0";
-    std::string program = "/proc/self/exe";
-    char* argv[] = {program.data(), const_cast<char*>("--serve"), const_cast<char*>(mode_.name.c_str()),
-                    const_cast<char*>(spin.c_str()), const_cast<char*>(fd.c_str()), nullptr};
+    char self[4096] = {};
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) <= 0) std::exit(1);
+    std::vector<std::string> words = place.prefix;
+    for (const std::string& word : {std::string(self), std::string("--serve"), mode_.name,
+                                    std::string(mode.spin ? "1" : "0"), std::string("3"), place.server}) {
+      words.push_back(word);
+    }
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fds[1], 3);
-    posix_spawn_file_actions_addclosefrom_np(&actions, 4);  // UCX sockets are not close-on-exec
-    if (posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ) != 0) std::exit(1);
+    posix_spawn_file_actions_addclosefrom_np(&actions, 4);
+    if (posix_spawnp(&pid_, argv[0], &actions, nullptr, argv.data(), environ) != 0) std::exit(1);
     posix_spawn_file_actions_destroy(&actions);
     close(fds[1]);
     control_ = fds[0];
@@ -192,14 +207,14 @@ class Peer {
       socket_ = socket(AF_INET, SOCK_STREAM, 0);
       sockaddr_in to = {};
       to.sin_family = AF_INET;
-      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      inet_pton(AF_INET, place.server.c_str(), &to.sin_addr);
       to.sin_port = htons(static_cast<uint16_t>(std::stoi(address)));
       if (connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) std::exit(1);
       int one = 1;
       setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
       return;
     }
-    plane_ = MakePlane(kClient, mode_);
+    plane_ = MakePlane(kClient, mode_, place.client);
     WriteBlob(control_, plane_->address());
     if (!plane_->AddPeer(kServer, address).ok()) std::exit(1);
   }
@@ -230,6 +245,13 @@ class Peer {
       done(status);
     });
   }
+  // Returns when the process is gone, as its parent sees it.
+  void Kill() {
+    kill(pid_, SIGKILL);
+    siginfo_t info;
+    waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+  }
+  DataPlane& plane() { return *plane_; }
   double CpuNanosOfBoth() const { return CpuNanos(pid_) + CpuNanos(getpid()); }
   const Mode& mode() const { return mode_; }
 
@@ -388,28 +410,128 @@ int Run(int rounds, bool quick, bool beside) {
   return 0;
 }
 
+// --- A shaped link.
+
+// Two ends of a link of `mbit`, one of them in a network namespace of its own. Gone with the object.
+class ShapedLink {
+ public:
+  explicit ShapedLink(int mbit) : name_(absl::StrCat("lb", getpid())) {
+    const std::string space = name_, here = name_ + "a", there = name_ + "b", in = absl::StrCat("ip netns exec ", space, " ");
+    // Jumbo frames: with small ones headers alone are 4 % of the line.
+    const std::string shape = absl::StrCat(" root tbf rate ", mbit, "mbit burst 256kb latency 50ms");
+    for (const std::string& command :
+         {"ip netns add " + space, absl::StrCat("ip link add ", here, " mtu 9000 type veth peer name ", there, " mtu 9000"),
+          absl::StrCat("ip link set ", there, " netns ", space), absl::StrCat("ip addr add 10.213.77.1/30 dev ", here),
+          absl::StrCat("ip link set ", here, " up"), absl::StrCat(in, "ip addr add 10.213.77.2/30 dev ", there),
+          absl::StrCat(in, "ip link set ", there, " up"), absl::StrCat("tc qdisc add dev ", here, shape),
+          absl::StrCat(in, "tc qdisc add dev ", there, shape)}) {
+      if (std::system((command + " 2>/dev/null").c_str()) != 0) {
+        failed_ = command;
+        return;
+      }
+    }
+  }
+  ~ShapedLink() {
+    [[maybe_unused]] int ignored = std::system(absl::StrCat("ip link del ", name_, "a 2>/dev/null").c_str());
+    ignored = std::system(absl::StrCat("ip netns del ", name_, " 2>/dev/null").c_str());
+  }
+  const std::string& failed() const { return failed_; }  // the command that this machine does not permit
+  Place place() const { return {{"ip", "netns", "exec", name_}, "10.213.77.2", "10.213.77.1"}; }
+
+ private:
+  const std::string name_;
+  std::string failed_;
+};
+
+int RunShaped(int mbit, int rounds) {
+  const ShapedLink link(mbit);
+  if (!link.failed().empty()) {
+    std::cout << nlohmann::json({{"bench", "dataplane_shaped_link"}, {"skipped", "not permitted: " + link.failed()}}).dump()
+              << std::endl;
+    return 0;
+  }
+  constexpr uint64_t kSize = 64u << 20;
+  auto expected = Pattern(kLargest);
+  std::vector<std::byte> dst(kSize);
+  std::map<std::string, std::vector<double>> shares;
+  for (int round = 0; round < rounds; ++round) {
+    for (const char* name : {"tcp", "raw_tcp"}) {
+      Peer peer({name, false}, link.place());
+      peer.Get(dst.data(), 1u << 20);  // windows open
+      const auto start = Clock::now();
+      peer.Get(dst.data(), kSize);
+      shares[name].push_back(8.0 * static_cast<double>(kSize) / Micros(start) / mbit);
+      if (std::memcmp(dst.data(), expected->data(), kSize) != 0) std::exit(1);
+    }
+  }
+  const double ours = Quantile(shares["tcp"], 0.5), raw = Quantile(shares["raw_tcp"], 0.5);
+  std::cout << nlohmann::json({{"bench", "dataplane_shaped_link"}, {"mbit", mbit}, {"bytes", kSize}, {"rounds", rounds},
+                               {"share_of_line", ours}, {"raw_tcp_share_of_line", raw}, {"speed_over_raw_tcp", ours / raw},
+                               {"goal_share_of_line", 0.97}}).dump()
+            << std::endl;
+  return 0;
+}
+
+// --- Deaths.
+
+int RunDeaths(int peers) {
+  for (const char* name : {"auto", "tcp"}) {
+    std::vector<double> times;
+    std::vector<std::byte> dst(kLargest);
+    for (int i = 0; i < peers; ++i) {
+      Peer peer({name, false});
+      absl::Notification failed;
+      Clock::time_point end;
+      std::vector<std::byte> waiting(100);
+      peer.Get(dst.data(), 1u << 20);
+      peer.plane().Pull(kServer, {1, 99}, 0, waiting.data(), waiting.size(), [&](absl::Status status) {
+        end = Clock::now();
+        if (status.ok()) std::exit(1);
+        failed.Notify();
+      });
+      peer.plane().Pull(kServer, {1, 1}, 0, dst.data(), kLargest, [](absl::Status) {});
+      while (peer.plane().Stats().bytes_received < (8u << 20)) std::this_thread::yield();
+      peer.Kill();  // in the middle of it
+      const auto dead = Clock::now();
+      failed.WaitForNotification();
+      times.push_back(std::max(0.0, std::chrono::duration<double, std::micro>(end - dead).count()));
+    }
+    std::cout << nlohmann::json({{"bench", "dataplane_death_to_error"}, {"mode", name}, {"kills", peers},
+                                 {"p50_us", Quantile(times, 0.5)}, {"p99_us", Quantile(times, 0.99)},
+                                 {"goal_us", 50'000}}).dump()
+              << std::endl;
+  }
+  return 0;
+}
+
 }  // namespace
 }  // namespace landbridge::dataplane
 
 int main(int argc, char** argv) {
   using namespace landbridge::dataplane;
   signal(SIGPIPE, SIG_IGN);
-  if (argc == 5 && std::strcmp(argv[1], "--serve") == 0) {
-    return Serve({argv[2], std::strcmp(argv[3], "1") == 0}, std::atoi(argv[4]));
+  if (argc == 6 && std::strcmp(argv[1], "--serve") == 0) {
+    return Serve({argv[2], std::strcmp(argv[3], "1") == 0}, std::atoi(argv[4]), argv[5]);
   }
-  int rounds = 5;
+  int rounds = 5, mbit = 0, deaths = 0;
   bool quick = false, beside = true;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
     } else if (std::strcmp(argv[i], "--no-beside") == 0) {
       beside = false;
+    } else if (std::strcmp(argv[i], "--shaped") == 0 && i + 1 < argc) {
+      mbit = std::max(1, std::atoi(argv[++i]));
+    } else if (std::strcmp(argv[i], "--deaths") == 0 && i + 1 < argc) {
+      deaths = std::max(1, std::atoi(argv[++i]));
     } else if (std::strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
       rounds = std::max(1, std::atoi(argv[++i]));
     } else {
-      std::cerr << "usage: dataplane_benchmark [--rounds N] [--quick] [--no-beside]\n";
+      std::cerr << "usage: dataplane_benchmark [--rounds N] [--quick] [--no-beside] | --shaped MBIT | --deaths N\n";
       return 2;
     }
   }
+  if (mbit > 0) return RunShaped(mbit, rounds);
+  if (deaths > 0) return RunDeaths(deaths);
   return Run(rounds, quick, beside);
 }

@@ -67,23 +67,31 @@ constexpr DurationNs kClientKeepAlive = 20 * kSecond;   // pings of the server; 
 
 // --- Data plane (dataplane/).
 constexpr uint64_t kTransferSmallBytesMax = 64u << 10;  // such pulls pass bulk: they take no part of the window
-constexpr uint64_t kTransferInlineBytesMax = 8u << 10;  // travel inside the message (two copies); larger are fetched
+constexpr uint64_t kTransferInlineBytesMax = 8u << 10;  // inside the message on one host (between hosts: small ones)
 constexpr uint64_t kTransferBytesMax = uint64_t{1} << 46;     // a larger pull is a mistake
 constexpr size_t kTransferChunksPerPullMax = 4;         // asked for and not landed, per pull
-constexpr uint64_t kTransferWindowBytesPerPeer = 4u << 20;    // being fetched from one peer
+constexpr uint64_t kTransferWindowBytesPerPeer = 8u << 20;    // being fetched from one peer
 constexpr uint64_t kTransferWindowBytesTotal = 32u << 20;     // being fetched by one process
 constexpr size_t kTransferPullsPerPeerMax = 65'536;     // open pulls; more are refused at the receiver
 constexpr size_t kTransferRequestsPerPeerMax = 131'072; // of one peer, held at the source; more are refused
 constexpr size_t kTransferReadsPerPeerMax = 1024;       // Source::Read calls open for one peer
 constexpr size_t kTransferSendsPerPeerMax = 256;        // chunks sent and not fetched, per peer and lane
+constexpr uint64_t kTransferStagedBytesMax = 64u << 20;       // copies that sources made for peers, together ...
+constexpr uint64_t kTransferStagedBytesPerPeer = 16u << 20;   // ... and for one, so that a stuck one leaves some to others
 constexpr size_t kTransferUnknownPeerRequestsMax = 4096;  // held until AddPeer, over all unknown peers
 constexpr size_t kTransferErrorTextBytesMax = 4096;     // longer refusals are cut
 constexpr size_t kTransferAddressBytesMax = 4096;
 constexpr size_t kTransferTombstonesMax = 65'536;       // unpublished keys (and, separately, spaces) remembered
 constexpr size_t kTransferClosedPeersMax = 4096;        // closed lives remembered
 constexpr size_t kTransferPeersMax = 16'384;
-constexpr DurationNs kTransferPartingPatience = 500 * kMillisecond;  // at shutdown, for TCP sends in the middle
-constexpr DurationNs kTransferKeepAlive = 100 * kMillisecond;  // a killed shared-memory peer is seen within two
+constexpr DurationNs kTransferBrokenGrace = 40 * kMillisecond;  // pulls of a broken connection wait for the control plane's word
+constexpr DurationNs kReadBrokenGrace = 3 * kSecond;            // the same in a proxy, whose reads are not tried again
+constexpr size_t kTransferSliceBytes = 512u << 10;      // of bulk moved between two looks at the messages
+constexpr size_t kTransferScratchBytes = 256u << 10;    // messages are read in such pieces, per process
+constexpr size_t kTransferHandshakesMax = 1024;         // accepted and not up; the oldest makes room
+constexpr DurationNs kTransferHandshakeTimeout = 10 * kSecond;   // a stopped process accepts and says nothing
+constexpr DurationNs kTransferAcceptPause = 100 * kMillisecond;  // when there are no descriptors left
+constexpr DurationNs kTransferKeepAlive = 5 * kSecond;  // between probes of an idle connection to another host
 
 // --- Worker.
 constexpr int kPlacedLaunchesPerDeviceMax = 16;         // K of scheduler.md; the plugin blocks at 32
@@ -95,7 +103,6 @@ constexpr size_t kWorkerNodesMax = 65'536;              // unfinished nodes; a c
 constexpr size_t kExplainedNodesMax = 256;              // of each kind, in the answer to Explain
 constexpr size_t kExplainedReasonsMax = 16;             // per node
 
-constexpr DurationNs kQuarantineMax = 2 * kSecond;      // then a fenced proxy that holds up cancelled pulls is closed
 constexpr int64_t kImagesStagedBytesMax = int64_t{256} << 20;  // host copies of uploads on their way; one more at least
 constexpr DurationNs kPullRetryTime = 10 * kSecond;     // a pull whose connection broke is tried again for so long
 constexpr DurationNs kPullRetryPause = 50 * kMillisecond;

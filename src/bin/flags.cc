@@ -1,5 +1,7 @@
 #include "bin/flags.h"
 
+#include <cstdlib>
+
 #include <algorithm>
 #include <utility>
 
@@ -162,6 +164,13 @@ std::string Flags::Help() const {
   for (const Prefix& prefix : prefixes_) absl::StrAppend(&out, "  --", prefix.prefix, "*\n      ", prefix.help, "\n");
   if (!help_full_) absl::StrAppend(&out, "\n--helpfull lists the flags that are taken and ignored, too.\n");
   return out;
+}
+
+std::string TakeClusterSecret() {
+  const char* value = std::getenv("LANDBRIDGE_CLUSTER_SECRET");
+  std::string secret = value != nullptr ? value : "";
+  ::unsetenv("LANDBRIDGE_CLUSTER_SECRET");
+  return secret;
 }
 
 }  // namespace landbridge

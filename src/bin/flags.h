@@ -66,4 +66,8 @@ class Flags {
 // How far apart two names are (insertions, deletions, substitutions, swaps of neighbours).
 int EditDistance(absl::string_view a, absl::string_view b);
 
+// The cluster's secret from the environment (LANDBRIDGE_CLUSTER_SECRET), which then forgets it, so that processes that we
+// start do not inherit it. Empty: there is none. Before threads are started.
+std::string TakeClusterSecret();
+
 }  // namespace landbridge

@@ -103,6 +103,7 @@ int Main(int argc, char** argv) {
       options.name = absl::StrCat("worker-", w);
       options.plugin_path = plugin;
       options.devices = type->devices_per_worker;
+      options.cluster_secret = manager.cluster_secret;
       return WorkerProcess::Start(loop, options, [](const absl::Status& why) {
         if (!why.ok()) LogError("a worker gave up: ", why.ToString());
       });
@@ -112,6 +113,7 @@ int Main(int argc, char** argv) {
   proxy.resource_manager_address = rm.get()->address();
   proxy.listen_address = absl::StrCat("127.0.0.1:", server_port);
   proxy.compile.plugin_path = plugin;
+  proxy.cluster_secret = manager.cluster_secret;
   status = ProxyProcess(std::move(proxy)).Run();
   for (auto& worker : all) {
     worker->Stop();

@@ -100,6 +100,7 @@ int Main(int argc, char** argv) {
     if (!found.ok()) return fail(std::string(found.status().message()));
     plugin = *found;
   }
+  options.cluster_secret = TakeClusterSecret();
   options.compile.plugin_path = plugin;
   options.compile.child_count = static_cast<int>(compile_children);
   options.compile.enable_test_faults = test_faults;

@@ -243,6 +243,7 @@ int Main(int argc, char** argv) {
     options.port = static_cast<int>(port);
     options.port_file = values.port_file;
     options.times = times;
+    options.cluster_secret = TakeClusterSecret();
     return RunWorker(values, std::move(options));
   }
   ResourceManagerServerOptions options;
@@ -254,7 +255,7 @@ int Main(int argc, char** argv) {
   if (values.instance_count < 1) return fail(absl::StrCat("--instance_count=", values.instance_count, ": at least 1"));
   options.slice_count = static_cast<int>(values.instance_count);
   options.times = times;
-  if (const char* secret = std::getenv("LANDBRIDGE_CLUSTER_SECRET")) options.cluster_secret = secret;
+  options.cluster_secret = TakeClusterSecret();
   return RunResourceManager(options, [&](int open_port) {
     if (values.port_file.empty()) return;
     absl::Status status = WriteFileAtomically(values.port_file, absl::StrCat(shown, ":", open_port, "\n"));

@@ -122,10 +122,8 @@ absl::Status LocalCluster::Launch(Server& server) {
   spawn.output_path = server.spec.log_path;
   spawn.own_process_group = true;
   spawn.null_stdin = true;
-  if (server.spec.role == Role::kResourceManager) {
-    // By the environment, since everybody can read command lines.
-    spawn.environment.emplace_back("LANDBRIDGE_CLUSTER_SECRET", cluster_secret_);
-  }
+  // By the environment, since everybody can read command lines.
+  spawn.environment.emplace_back("LANDBRIDGE_CLUSTER_SECRET", cluster_secret_);
   absl::StatusOr<pid_t> pid = Spawn(spawn);
   if (!pid.ok()) {
     return AddContext(pid.status(), absl::StrCat("cannot start ", server.spec.name,

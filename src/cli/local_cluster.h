@@ -76,7 +76,7 @@ class LocalCluster {
   const std::string bin_dir_, state_dir_;
   Signals* const signals_;
   const std::function<void(const std::string&)> progress_;
-  const std::string cluster_secret_;  // the resource manager's, in every life of it; random
+  const std::string cluster_secret_;  // of all its processes, in every life of them; random
   std::vector<Server> servers_;
   ClusterState state_;
   absl::Status fatal_error_;

@@ -35,6 +35,15 @@ Grant Grant::FromProto(const GrantProto& proto) {
   return Grant{PhysicalSliceId(proto.slice()), {proto.term(), proto.count()}, proto.secret()};
 }
 
+Incarnation LifeUnder(const Grant& grant, Incarnation worker) {
+  const std::string bytes =
+      HmacSha256(grant.secret, absl::StrCat("life ", worker.value(), " ", grant.slice.value(), " ", grant.number.term, " ",
+                                            grant.number.count));
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(value); ++i) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  return Incarnation(value != 0 ? value : 1);  // 0 means "none"
+}
+
 const char* BuildVersion() {
   // The variable is for tests of mixed versions.
   static const char* version = [] {

@@ -46,6 +46,11 @@ struct Grant {
   static Grant FromProto(const GrantProto& proto);
 };
 
+// A worker's life under one grant: what the holder's controller and all data planes know it by. A fenced life stays closed
+// for ever, while the same process may serve the same holder again under a later grant. Nobody who lacks the grant's
+// secret can name it.
+Incarnation LifeUnder(const Grant& grant, Incarnation worker);
+
 // Build version; processes of one cluster must agree.
 const char* BuildVersion();
 

@@ -44,6 +44,11 @@ struct StartReceive {
 struct RejectOffer {
   OfferId offer;
 };
+// Still answered by OnLanded, soon.
+struct AbandonReceive {
+  PeerId peer;
+  ReceiveId receive;
+};
 // Answered by ServeCore::OnReadDone(serve).
 struct StartRead {
   std::shared_ptr<Source> source;
@@ -59,7 +64,8 @@ struct RunQuiescent {
   std::function<void()> quiescent;
 };
 
-using Action = std::variant<SendMessage, SendChunk, StartReceive, RejectOffer, StartRead, FinishPull, RunQuiescent>;
+using Action = std::variant<SendMessage, SendChunk, StartReceive, RejectOffer, AbandonReceive, StartRead, FinishPull,
+                            RunQuiescent>;
 using Actions = std::vector<Action>;
 
 }  // namespace landbridge::dataplane

@@ -19,6 +19,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/ids.h"
+#include "base/limits.h"
+#include "base/time.h"
 
 namespace landbridge::dataplane {
 
@@ -63,16 +65,23 @@ class Source {
   // Calls done exactly once, now or later, from any thread, with exactly `size` bytes from `offset` on. Bytes
   // that are not there yet (a client's upload that still streams in) just answer later.
   virtual void Read(uint64_t offset, uint64_t size, ReadDone done) = 0;
+  // Whether Read makes a copy of the bytes (packs them, say), which lives until the peer has them. Constant. Such copies
+  // are bounded together (limits::kTransferStagedBytesMax); reads beyond wait.
+  virtual bool copies() const { return false; }
 };
 
 // A source over memory that is there already.
 std::shared_ptr<Source> MakeSpanSource(absl::Span<const std::byte> bytes, std::shared_ptr<const void> owner);
 
-// 128 bits that all processes of a cluster (or grant) share; messages with another token are dropped.
+// 128 bits that all processes of a cluster share and nobody else has; never sent. Peers with another one are refused.
 struct Token {
   uint64_t high = 0;
   uint64_t low = 0;
+  friend bool operator==(const Token&, const Token&) = default;
 };
+
+// The token of the cluster whose processes share this secret; {0, 0} for none: then every process without one is let in.
+Token TokenFromSecret(absl::string_view cluster_secret);
 
 // Who may pull a key. Runs on the progress thread; must be quick and must not call the data plane.
 using Authorizer = std::function<bool(PeerId peer, const Key& key)>;
@@ -95,7 +104,7 @@ struct DataPlaneStats {
   uint64_t bytes_sent = 0;            // over all peers, forgotten ones included
   uint64_t bytes_received = 0;
   uint64_t pulls_open = 0;            // done not called yet, quarantined ones included
-  uint64_t pulls_quarantined = 0;     // failed or cancelled, a chunk may still land
+  uint64_t pulls_quarantined = 0;     // failed or cancelled, a chunk may be landing at this moment
   uint64_t reads_waiting = 0;         // peers' requests for keys that are not published yet
   uint64_t sends_in_flight = 0;       // chunks that a peer is fetching
   uint64_t keys_published = 0;
@@ -112,13 +121,12 @@ class DataPlane {
   virtual ~DataPlane() = default;
 
   virtual PeerId self() const = 0;
-  // What peers need to reach this one: hand it over by any means. No secret in it.
+  // What peers need to reach this process: hand it over by any means. No secret in it.
   virtual std::string address() const = 0;
 
   // Makes a peer known. Needed on both ends: a request from a process that is not known yet is held back
-  // (bounded) until it is. INVALID_ARGUMENT for an address that is not one of ours or names another life;
-  // FAILED_PRECONDITION for a peer that was closed: a life does not come back. Adding twice is fine, and after a
-  // broken connection it is what allows pulls to try again.
+  // (bounded) until it is. INVALID_ARGUMENT for an address that is not one of ours; FAILED_PRECONDITION for a peer
+  // that was closed: a life does not come back. Adding twice is fine.
   virtual absl::Status AddPeer(PeerId peer, absl::string_view address) = 0;
 
   // Gives the peer up for good. Every pull from it ends with `why` (once nothing can land any more: the
@@ -144,20 +152,20 @@ class DataPlane {
 
   // Fetches [offset, offset + size) of the peer's key into dst. done is called exactly once, and after it no
   // byte lands in dst any more; until then dst must stay valid (let done own it). Waits at the source while
-  // the key is not published. UNAVAILABLE: the connection broke (the peer may live: AddPeer and pull again, or
+  // the key is not published. From a peer that was closed: what it was closed with. UNAVAILABLE: the connection broke (the peer may live: pull again, which connects anew, or
   // ClosePeer when the control plane knows better); everything else is the source's own answer.
   virtual PullId Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
                       std::function<void(absl::Status)> done) = 0;
 
-  // The pull's done is called with `why`, at once or (quarantine) when its chunks in flight have landed; a
-  // peer that never lets them land must be closed. Does nothing for a pull that is done.
+  // The pull's done is called with `why`, soon (after a chunk that is being copied at this moment), also when the
+  // peer is stuck. Does nothing for a pull that is done.
   virtual void Cancel(PullId pull, absl::Status why) = 0;
 
   virtual DataPlaneStats Stats() const = 0;
 
-  // Ends every pull with FAILED_PRECONDITION, runs every outstanding quiescent, closes all endpoints, joins the
-  // progress thread. Blocks; not from a callback. Afterwards all methods are harmless; a Pull is answered with
-  // FAILED_PRECONDITION at once, from inside (the one exception to "never call back").
+  // Ends every pull with FAILED_PRECONDITION, runs every outstanding quiescent, closes all connections, and waits until the
+  // progress thread has let go of it. Blocks; not from a callback. Afterwards all methods are harmless; a Pull is answered
+  // with FAILED_PRECONDITION, and a quiescent run, at once and from inside (the exceptions to "never call back").
   virtual void Shutdown() = 0;
 };
 
@@ -165,8 +173,23 @@ struct DataPlaneOptions {
   PeerId self;                 // valid, random
   Token token;
   Authorizer authorizer;       // empty: every known peer may pull every key
-  // A connection broke by itself (peer killed, network). Its pulls have been failed with UNAVAILABLE.
+  // A connection broke by itself (peer killed, network). Its pulls end as below.
   std::function<void(PeerId, absl::Status)> peer_failed;
+  // Pulls whose connection broke end so much later with UNAVAILABLE, or before that with what ClosePeer says: who died is
+  // the control plane's to know, and its word comes at about the same time.
+  DurationNs broken_grace = limits::kTransferBrokenGrace;
+};
+
+// What a process has one of: its address, its thread, its sockets. Carries a data plane for each of its peer ids, say one
+// per grant, which have nothing else in common. Planes keep their host alive.
+//
+// Thread-safety: any thread, but not from a plane's callbacks.
+class DataPlaneHost {
+ public:
+  virtual ~DataPlaneHost() = default;
+  virtual std::string address() const = 0;
+  // ALREADY_EXISTS: it carries options.self.
+  virtual absl::StatusOr<std::unique_ptr<DataPlane>> Open(DataPlaneOptions options) = 0;
 };
 
 }  // namespace landbridge::dataplane

@@ -1,4 +1,4 @@
-// A peer process for ucx_process_test: publishes bytes, pulls when told to, over one control socket (fd 3).
+// A peer process for data_plane_process_test: publishes bytes, pulls when told to, over one control socket (fd 3).
 //
 //   dataplane_peer SELF PARENT TRANSPORTS BYTES
 //
@@ -19,7 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "dataplane/test_pattern.h"
-#include "dataplane/ucx_data_plane.h"
+#include "dataplane/socket_data_plane.h"
 
 namespace landbridge::dataplane {
 namespace {
@@ -53,11 +53,13 @@ std::string Describe(OpenPull& pull, uint64_t seed) {
 int Main(int argc, char** argv) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (argc != 5) return 2;
-  UcxOptions options;
-  options.base.self = PeerId(std::strtoull(argv[1], nullptr, 10));
+  DataPlaneOptions options;
+  options.self = PeerId(std::strtoull(argv[1], nullptr, 10));
   const PeerId parent(std::strtoull(argv[2], nullptr, 10));
-  options.transports = argv[3];
-  auto made = MakeUcxDataPlane(std::move(options));
+  SocketOptions sockets;
+  sockets.local_sockets = std::string(argv[3]) != "tcp";
+  sockets.direct_reads = std::string(argv[3]) == "direct";
+  auto made = MakeSocketDataPlane(std::move(options), sockets);
   if (!made.ok()) {
     std::cerr << made.status() << "\n";
     return 1;

@@ -18,6 +18,8 @@
 namespace landbridge::dataplane {
 namespace {
 
+constexpr absl::string_view kInProcessAddress = "in-process";
+
 class InProcessTransport;
 
 // A chunk on its way. Ends once: fetched, rejected, or the connection closed at either end.
@@ -96,11 +98,15 @@ namespace {
 // Thread-safety: see Transport; the progress thread is the fabric's.
 class InProcessTransport final : public Transport {
  public:
-  InProcessTransport(std::shared_ptr<InProcessFabric::Impl> fabric, PeerId self)
-      : fabric_(std::move(fabric)), self_(self) {}
+  InProcessTransport(std::shared_ptr<InProcessFabric::Impl> fabric, PeerId self, const Token& token)
+      : fabric_(std::move(fabric)), self_(self), token_(token) {}
   ~InProcessTransport() override { Stop(); }
 
-  std::string address() const override { return "in-process"; }
+  std::string address() const override { return std::string(kInProcessAddress); }
+  absl::Status CheckAddress(absl::string_view address) const override {
+    if (address == kInProcessAddress) return absl::OkStatus();
+    return absl::InvalidArgumentError("not the address of a data plane in this process");
+  }
 
   absl::Status Start(TransportEvents* events) override {
     events_ = events;
@@ -127,19 +133,28 @@ class InProcessTransport final : public Transport {
 
   absl::Status Connect(PeerId peer, const std::string&) override {
     if (!fabric_->Has(peer)) return absl::UnavailableError("no such peer in this process");
-    connected_.insert(peer);
+    if (!connected_.insert(peer).second) return absl::OkStatus();
+    fabric_->Post(peer, [from = self_, token = token_](InProcessTransport& them) {
+      if (them.token_ == token && them.events_->Admits(from)) {
+        them.attached_.insert(from);
+      } else {
+        them.Refuse(from);
+      }
+    });
     return absl::OkStatus();
   }
 
   void Close(PeerId peer) override {
-    if (connected_.erase(peer) == 0 && !fetching_.contains(peer)) return;
+    const bool connected = connected_.erase(peer) > 0, attached = attached_.erase(peer) > 0;
+    if (!connected && !attached && !fetching_.contains(peer)) return;
     if (auto it = sends_.find(peer); it != sends_.end()) {
       for (const auto& send : std::exchange(it->second, {})) EndSend(send, /*ok=*/false);
       sends_.erase(peer);
     }
     fetching_.erase(peer);  // their events find that out and land nothing
     fabric_->Post(peer, [from = self_](InProcessTransport& them) {
-      if (them.connected_.contains(from)) {
+      const bool was_attached = them.attached_.erase(from) > 0;
+      if (was_attached || them.connected_.contains(from)) {
         them.events_->OnBroken(from, absl::UnavailableError("closed by the peer"));
       }
     });
@@ -147,6 +162,7 @@ class InProcessTransport final : public Transport {
 
   void Send(PeerId peer, const Message& message, std::string text) override {
     fabric_->Post(peer, [message, text = std::move(text)](InProcessTransport& them) {
+      if (!them.attached_.contains(message.from)) return;
       them.events_->OnMessage(message, {reinterpret_cast<const std::byte*>(text.data()), text.size()});
     });
     if (!fabric_->Has(peer)) Lost(peer);
@@ -180,11 +196,14 @@ class InProcessTransport final : public Transport {
     offers_.erase(it);
   }
 
+  // The receive lands soon: nobody is ever stuck in the middle of one here.
+  void Abandon(PeerId, ReceiveId) override {}
+
   TransportEvents* events() { return events_; }
 
  private:
   void Arrive(const std::shared_ptr<InProcessSend>& send) {
-    if (send->ended) return;
+    if (send->ended || !attached_.contains(send->from)) return;
     if (send->chunk.size <= limits::kTransferInlineBytesMax) {
       events_->OnMessage(send->message, {static_cast<const std::byte*>(send->chunk.data), send->chunk.size});
       PostEnd(send, /*ok=*/true);
@@ -221,7 +240,15 @@ class InProcessTransport final : public Transport {
                     ok ? absl::OkStatus() : absl::UnavailableError("connection closed"));
   }
 
-  // The peer's process part has gone: what UCX would find out by itself.
+  void Refuse(PeerId peer) {
+    fabric_->Post(peer, [from = self_](InProcessTransport& them) {
+      if (them.connected_.contains(from)) {
+        them.events_->OnBroken(from, absl::UnavailableError("refused by the peer"));
+      }
+    });
+  }
+
+  // The peer's process part has gone: what a socket would tell.
   void Lost(PeerId peer) {
     fabric_->Post(self_, [peer](InProcessTransport& me) {
       if (me.connected_.contains(peer)) me.events_->OnBroken(peer, absl::UnavailableError("the peer is gone"));
@@ -229,17 +256,20 @@ class InProcessTransport final : public Transport {
   }
 
   void CloseAll() {
-    const std::vector<PeerId> peers(connected_.begin(), connected_.end());
+    std::vector<PeerId> peers(connected_.begin(), connected_.end());
+    peers.insert(peers.end(), attached_.begin(), attached_.end());
     for (PeerId peer : peers) Close(peer);
   }
 
   const std::shared_ptr<InProcessFabric::Impl> fabric_;
   const PeerId self_;
+  const Token token_;
   TransportEvents* events_ = nullptr;
   bool started_ = false;
 
   // Fabric's thread.
-  absl::flat_hash_set<PeerId> connected_;
+  absl::flat_hash_set<PeerId> connected_;  // by us
+  absl::flat_hash_set<PeerId> attached_;   // by them
   absl::flat_hash_map<PeerId, absl::flat_hash_set<std::shared_ptr<InProcessSend>>> sends_;
   absl::flat_hash_map<PeerId, absl::flat_hash_set<ReceiveId>> fetching_;
   absl::flat_hash_map<OfferId, std::shared_ptr<InProcessSend>> offers_;
@@ -285,8 +315,9 @@ InProcessFabric::InProcessFabric() : impl_(std::make_shared<Impl>()) {}
 InProcessFabric::~InProcessFabric() = default;
 
 std::unique_ptr<DataPlane> InProcessFabric::MakeDataPlane(DataPlaneOptions options) {
-  const PeerId self = options.self;
-  auto plane = TransferPlane::Make(std::move(options), std::make_unique<InProcessTransport>(impl_, self));
+  options.broken_grace = 0;  // the fabric has no timers
+  auto transport = std::make_unique<InProcessTransport>(impl_, options.self, options.token);
+  auto plane = TransferPlane::Make(std::move(options), std::move(transport));
   LB_CHECK(plane.ok());
   return *std::move(plane);
 }

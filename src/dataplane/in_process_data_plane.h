@@ -1,4 +1,4 @@
-// The data plane inside one process: the same protocol and rules, memcpy instead of UCX. For running everything
+// The data plane inside one process: the same protocol and rules, memcpy instead of sockets. For running everything
 // in one process and for tests.
 #pragma once
 

@@ -52,7 +52,7 @@ void PullCore::Start(PullId id, PeerId peer, const Key& key, uint64_t offset, vo
   Pull& placed = pulls_[id] = std::move(pull);
   // The first chunk only: whether and when the key exists is the source's knowledge. An empty pull asks too.
   const uint64_t first = std::min<uint64_t>(size, limits::kTransferChunkBytes);
-  placed.chunks.push_back({offset, first, ChunkState::kRequested, {}});
+  placed.chunks.push_back({offset, first, ChunkState::kRequested, {}, {}});
   placed.next = offset + first;
   Message m = MakeMessage(MessageType::kRequest, id, placed);
   m.offset = offset;
@@ -63,7 +63,7 @@ void PullCore::Start(PullId id, PeerId peer, const Key& key, uint64_t offset, vo
 void PullCore::RequestMore(PullId id, Pull& pull) {
   while (pull.next < pull.end && pull.chunks.size() < limits::kTransferChunksPerPullMax) {
     const uint64_t size = std::min<uint64_t>(pull.end - pull.next, limits::kTransferChunkBytes);
-    pull.chunks.push_back({pull.next, size, ChunkState::kRequested, {}});
+    pull.chunks.push_back({pull.next, size, ChunkState::kRequested, {}, {}});
     Message m = MakeMessage(MessageType::kRequest, id, pull);
     m.offset = pull.next;
     m.size = size;
@@ -173,6 +173,7 @@ void PullCore::Schedule() {
 void PullCore::Receiving(PullId id, Pull& pull, OpenChunk& chunk) {
   const ReceiveId receive(next_receive_++);
   chunk.state = ChunkState::kReceiving;
+  chunk.receive = receive;
   receives_[receive] = Receive{id, chunk.offset, chunk.size, pull.small, pull.peer};
   if (!pull.small) {
     bytes_fetching_ += chunk.size;
@@ -245,6 +246,7 @@ void PullCore::Fail(PullId id, Pull& pull, const absl::Status& why, bool tell_so
   for (const OpenChunk& chunk : pull.chunks) {
     if (chunk.state == ChunkState::kRequested) asked = true;
     if (chunk.state == ChunkState::kOffered) actions_.push_back(RejectOffer{chunk.offer});
+    if (chunk.state == ChunkState::kReceiving) actions_.push_back(AbandonReceive{pull.peer, chunk.receive});
   }
   pull.chunks.erase(std::remove_if(pull.chunks.begin(), pull.chunks.end(),
                                    [](const OpenChunk& c) { return c.state != ChunkState::kReceiving; }),
@@ -269,7 +271,7 @@ void PullCore::OnRefuse(PeerId peer, const Message& message, const absl::Status&
   Schedule();
 }
 
-void PullCore::OnReset(PeerId peer, const absl::Status& why) {
+void PullCore::OnPeerDown(PeerId peer, const absl::Status& why) {
   auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   const std::vector<PullId> ids(it->second.pulls.begin(), it->second.pulls.end());
@@ -278,7 +280,5 @@ void PullCore::OnReset(PeerId peer, const absl::Status& why) {
   }
   Schedule();
 }
-
-void PullCore::OnPeerDown(PeerId peer, const absl::Status& why) { OnReset(peer, why); }
 
 }  // namespace landbridge::dataplane

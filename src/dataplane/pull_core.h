@@ -37,8 +37,6 @@ class PullCore {
   void OnOffer(PeerId peer, const Message& message, uint64_t length, OfferId offer);
   void OnRefuse(PeerId peer, const Message& message, const absl::Status& why);
   void OnLanded(ReceiveId receive, const absl::Status& status);
-  // The peer forgot our requests, the connection is up.
-  void OnReset(PeerId peer, const absl::Status& why);
 
   // The connection is broken or being closed. Offers of the peer are rejected by an action; receives end by
   // OnLanded. Pulls end with `why`.
@@ -58,6 +56,7 @@ class PullCore {
     uint64_t size = 0;
     ChunkState state = ChunkState::kRequested;
     OfferId offer;
+    ReceiveId receive;
   };
   struct Pull {
     PeerId peer;

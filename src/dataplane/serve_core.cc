@@ -219,8 +219,10 @@ void ServeCore::OnRequest(PeerId peer, const Message& message, bool authorized) 
 }
 
 void ServeCore::Begin(ServeId id, Request& request) {
-  published_.at(request.key).requests.insert(id);
-  peers_.at(request.peer).queued.push_back(id);
+  Published& published = published_.at(request.key);
+  published.requests.insert(id);
+  Peer& peer = peers_.at(request.peer);
+  (published.source->copies() ? peer.copies : peer.queued).push_back(id);
 }
 
 void ServeCore::PumpReads(PeerId peer_id) {
@@ -232,11 +234,49 @@ void ServeCore::PumpReads(PeerId peer_id) {
     peer.queued.pop_front();
     auto found = requests_.find(id);
     if (found == requests_.end()) continue;  // dropped meanwhile
-    Request& request = found->second;
-    request.state = State::kReading;
-    ++peer.reads;
-    actions_.push_back(StartRead{published_.at(request.key).source, request.offset, request.size, id});
+    StartReading(id, found->second, peer);
   }
+  while (!peer.copies.empty() && peer.reads < limits::kTransferReadsPerPeerMax) {
+    const ServeId id = peer.copies.front();
+    auto found = requests_.find(id);
+    if (found != requests_.end()) {
+      Request& request = found->second;
+      if (!HasStagingRoom(peer, request.size)) {
+        if (!peer.waits_for_staging) staging_turn_.push_back(peer_id);
+        peer.waits_for_staging = true;
+        return;
+      }
+      request.staged = true;
+      bytes_staged_ += request.size;
+      peer.bytes_staged += request.size;
+      StartReading(id, request, peer);
+    }
+    peer.copies.pop_front();
+  }
+}
+
+void ServeCore::StartReading(ServeId id, Request& request, Peer& peer) {
+  request.state = State::kReading;
+  ++peer.reads;
+  actions_.push_back(StartRead{published_.at(request.key).source, request.offset, request.size, id});
+}
+
+bool ServeCore::HasStagingRoom(const Peer& peer, uint64_t size) const {
+  return (bytes_staged_ == 0 || bytes_staged_ + size <= limits::kTransferStagedBytesMax) &&
+         (peer.bytes_staged == 0 || peer.bytes_staged + size <= limits::kTransferStagedBytesPerPeer);
+}
+
+Actions ServeCore::TakeActions() {
+  // Here, not where it was freed: what frees it may be in the middle of dropping more.
+  if (std::exchange(staging_freed_, false)) {
+    for (PeerId peer : std::exchange(staging_turn_, {})) {
+      auto it = peers_.find(peer);
+      if (it == peers_.end()) continue;
+      it->second.waits_for_staging = false;
+      PumpReads(peer);  // who still finds no room goes to the end of the line
+    }
+  }
+  return std::exchange(actions_, {});
 }
 
 void ServeCore::OnReadDone(ServeId id, absl::StatusOr<Chunk> chunk) {
@@ -318,15 +358,14 @@ void ServeCore::OnForget(PeerId peer_id, PullId pull) {
   PumpSends(peer_id);
 }
 
-bool ServeCore::OnPeerDown(PeerId peer_id) {
+void ServeCore::OnPeerDown(PeerId peer_id) {
   auto it = peers_.find(peer_id);
-  if (it == peers_.end()) return false;
+  if (it == peers_.end()) return;
   const std::vector<ServeId> ids(it->second.requests.begin(), it->second.requests.end());
   for (ServeId id : ids) {
     auto request = requests_.find(id);
     if (request != requests_.end()) AbandonOrDrop(id, request->second);
   }
-  return !ids.empty();
 }
 
 // --- Endings.
@@ -363,6 +402,11 @@ void ServeCore::Drop(ServeId id) {
   if (request.state == State::kSending) {
     --(request.small() ? peer->second.small : peer->second.bulk).sends;
     --sends_;
+  }
+  if (request.staged) {
+    bytes_staged_ -= request.size;
+    peer->second.bytes_staged -= request.size;
+    staging_freed_ = true;
   }
   peer->second.requests.erase(id);
   if (auto pull = peer->second.pulls.find(request.pull); pull != peer->second.pulls.end()) {

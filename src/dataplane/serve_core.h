@@ -3,7 +3,8 @@
 //   request --> waiting (key not published) --> queued --> reading (Source) --> ready --> sending --> gone
 //
 // Each request stands alone (key, range), so the source keeps no state per pull. Small requests have queues of
-// their own. A key is quiescent when none of its requests is reading or sending.
+// their own. Reads of sources that make copies wait for a share of bounded staging memory, which a chunk holds until its
+// peer has it. A key is quiescent when none of its requests is reading or sending.
 #pragma once
 
 #include <cstdint>
@@ -41,18 +42,19 @@ class ServeCore {
   void OnReadDone(ServeId serve, absl::StatusOr<Chunk> chunk);
   void OnSent(ServeId serve, const absl::Status& status);
 
-  // Drops the peer's requests; chunks on their way end by OnSent. True: there were requests.
-  bool OnPeerDown(PeerId peer);
+  // Drops the peer's requests; chunks on their way end by OnSent.
+  void OnPeerDown(PeerId peer);
 
   // Shutdown: runs every outstanding quiescent, whatever sources still read.
   void ReleaseAll();
 
-  Actions TakeActions() { return std::exchange(actions_, {}); }
-  bool HasActions() const { return !actions_.empty(); }
+  Actions TakeActions();
+  bool HasActions() const { return !actions_.empty() || (staging_freed_ && !staging_turn_.empty()); }
 
   uint64_t requests() const { return requests_.size(); }
   uint64_t waiting() const { return waiting_count_; }
   uint64_t sends() const { return sends_; }
+  uint64_t bytes_staged() const { return bytes_staged_; }
   uint64_t keys() const { return published_.size(); }
   size_t tombstones() const { return tombstones_.size(); }
 
@@ -67,6 +69,7 @@ class ServeCore {
     uint64_t end = 0;
     State state = State::kWaiting;
     Chunk chunk;
+    bool staged = false;  // counted in bytes_staged_
     bool small() const;
   };
   struct Published {
@@ -87,6 +90,9 @@ class ServeCore {
     absl::flat_hash_set<ServeId> requests;
     absl::flat_hash_map<PullId, absl::InlinedVector<ServeId, 4>> pulls;
     std::deque<ServeId> queued;  // waiting for a read slot
+    std::deque<ServeId> copies;  // the same, of sources that copy: waiting for staging memory, too
+    uint64_t bytes_staged = 0;
+    bool waits_for_staging = false;  // in staging_turn_
     size_t reads = 0;
     Lane small;
     Lane bulk;
@@ -94,6 +100,8 @@ class ServeCore {
 
   void Begin(ServeId id, Request& request);  // its key is published and it is allowed
   void PumpReads(PeerId peer);
+  void StartReading(ServeId id, Request& request, Peer& peer);
+  bool HasStagingRoom(const Peer& peer, uint64_t size) const;
   void PumpSends(PeerId peer);
   void Refuse(const Request& request, const absl::Status& why);
   void Drop(ServeId id);                     // forgets a request in whatever state
@@ -117,6 +125,9 @@ class ServeCore {
   std::deque<uint64_t> closed_space_order_;
   uint64_t waiting_count_ = 0;
   uint64_t sends_ = 0;
+  uint64_t bytes_staged_ = 0;
+  std::deque<PeerId> staging_turn_;
+  bool staging_freed_ = false;  // since staging_turn_ was looked at
   uint64_t next_serve_ = 1;
   Actions actions_;
 };

@@ -13,12 +13,15 @@ constexpr PeerId kSelf(1), kPeer(2), kOther(3);
 
 class FakeSource final : public Source {
  public:
-  explicit FakeSource(uint64_t size) : size_(size) {}
+  FakeSource(uint64_t size, bool copies) : size_(size), copies_(copies) {}
   uint64_t size() const override { return size_; }
   void Read(uint64_t, uint64_t, ReadDone) override { ADD_FAILURE() << "the core only records"; }
 
+  bool copies() const override { return copies_; }
+
  private:
   const uint64_t size_;
+  const bool copies_;
 };
 
 class ServeCoreTest : public testing::Test {
@@ -34,8 +37,8 @@ class ServeCoreTest : public testing::Test {
       if (auto* a = std::get_if<RunQuiescent>(&action)) a->quiescent();
     }
   }
-  void Publish(Key key, uint64_t size, PeerId allowed = PeerId()) {
-    core_.Publish(key, std::make_shared<FakeSource>(size), allowed);
+  void Publish(Key key, uint64_t size, PeerId allowed = PeerId(), bool copies = false) {
+    core_.Publish(key, std::make_shared<FakeSource>(size, copies), allowed);
     Drain();
   }
   void Request(PeerId peer, Key key, uint64_t size, uint64_t offset = 0, PullId pull = PullId()) {
@@ -108,14 +111,63 @@ TEST_F(ServeCoreTest, QuiescentWaitsForReadsAndSends) {
   EXPECT_EQ(core_.requests(), 0u);
 }
 
+// Copies that sources make are bounded, for each peer and together; reads without copies pass them.
+TEST_F(ServeCoreTest, CopiesWaitForStagingMemory) {
+  const uint64_t chunk = limits::kTransferChunkBytes;
+  const uint64_t per_peer = limits::kTransferStagedBytesPerPeer / chunk, all = limits::kTransferStagedBytesMax / chunk;
+  const uint64_t peers = all / per_peer + 2;
+  Publish({1, 1}, chunk, PeerId(), /*copies=*/true);
+  Publish({1, 2}, chunk);
+  for (uint64_t p = 0; p < peers; ++p) {
+    for (uint64_t i = 0; i < 2 * per_peer; ++i) Request(PeerId(10 + p), {1, 1}, chunk);
+    EXPECT_LE(reads_.size(), std::min((p + 1) * per_peer, all));
+  }
+  EXPECT_EQ(reads_.size(), all);
+  EXPECT_EQ(core_.bytes_staged(), limits::kTransferStagedBytesMax);
+  Request(PeerId(10), {1, 2}, chunk);
+  EXPECT_EQ(reads_.size(), all + 1);
+  AnswerRead(all);
+  EXPECT_EQ(sends_.size(), 1u);
+  Sent();
+  // A chunk holds its share until the peer has it; then the next in line goes, and in the end all went.
+  uint64_t served = 0;
+  while (!reads_.empty()) {
+    AnswerRead();
+    ASSERT_EQ(sends_.size(), 1u);
+    ASSERT_GT(core_.bytes_staged(), 0u);
+    Sent();
+    ++served;
+    ASSERT_LE(core_.bytes_staged(), limits::kTransferStagedBytesMax);
+  }
+  EXPECT_EQ(served, 2 * per_peer * peers);
+  EXPECT_EQ(core_.bytes_staged(), 0u);
+}
+
+TEST_F(ServeCoreTest, StagingMemoryOfALostPeerGoesToOthers) {
+  const uint64_t chunk = limits::kTransferChunkBytes;
+  Publish({1, 1}, chunk, PeerId(), /*copies=*/true);
+  const uint64_t peers = limits::kTransferStagedBytesMax / limits::kTransferStagedBytesPerPeer;
+  for (uint64_t p = 0; p < peers; ++p) {
+    for (uint64_t i = 0; i < limits::kTransferStagedBytesPerPeer / chunk; ++i) Request(PeerId(10 + p), {1, 1}, chunk);
+  }
+  while (!reads_.empty()) AnswerRead();
+  Request(kOther, {1, 1}, chunk);
+  EXPECT_TRUE(reads_.empty());
+  core_.OnPeerDown(PeerId(10));
+  Drain();
+  EXPECT_TRUE(reads_.empty()) << "its chunks are on their way until the transport says otherwise";
+  while (core_.bytes_staged() == limits::kTransferStagedBytesMax) Sent();
+  EXPECT_EQ(reads_.size(), 1u);
+}
+
 TEST_F(ServeCoreTest, PeerDownDropsWhatIsNotOnItsWay) {
   Publish({1, 1}, 1000);
   Request(kPeer, {1, 1}, 100);
   Request(kPeer, {1, 2}, 100);  // waits
   Request(kOther, {1, 2}, 100);
   AnswerRead();
-  EXPECT_TRUE(core_.OnPeerDown(kPeer));
-  EXPECT_FALSE(core_.OnPeerDown(PeerId(77)));
+  core_.OnPeerDown(kPeer);
+  core_.OnPeerDown(PeerId(77));  // of whom nothing is known
   Drain();
   EXPECT_EQ(core_.waiting(), 1u);
   EXPECT_EQ(core_.sends(), 1u);

@@ -7,6 +7,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "env/clock.h"
 
 namespace landbridge::dataplane {
 namespace {
@@ -59,7 +60,6 @@ absl::StatusOr<std::unique_ptr<DataPlane>> TransferPlane::Make(DataPlaneOptions 
     plane->shut_down_ = true;
     return started;
   }
-  plane->address_ = EncodeAddress({plane->options_.self, plane->transport_->address()});
   return plane;
 }
 
@@ -74,11 +74,8 @@ TransferPlane::~TransferPlane() { Shutdown(); }
 // --- Any thread.
 
 absl::Status TransferPlane::AddPeer(PeerId peer, absl::string_view address) {
-  LB_ASSIGN_OR_RETURN(Address decoded, DecodeAddress(address));
-  if (decoded.peer != peer || !peer.valid()) {
-    return absl::InvalidArgumentError(absl::StrCat("the data-plane address of peer ", peer.ToString(),
-                                                   " names another life, ", decoded.peer.ToString()));
-  }
+  LB_RETURN_IF_ERROR(transport_->CheckAddress(address));
+  if (!peer.valid()) return absl::InvalidArgumentError("a data-plane peer needs an id");
   std::shared_ptr<Counters> counters;
   {
     absl::MutexLock lock(&peers_mutex_);
@@ -93,13 +90,12 @@ absl::Status TransferPlane::AddPeer(PeerId peer, absl::string_view address) {
             absl::StrCat("the data plane has ", open_peers_, " peers, the limit; close those that are gone"));
       }
       ++open_peers_;
-      it = records_.emplace(peer, PeerRecord{false, std::make_shared<Counters>()}).first;
+      it = records_.emplace(peer, PeerRecord{false, absl::OkStatus(), std::make_shared<Counters>()}).first;
     }
     counters = it->second.counters;
   }
-  const bool posted = mailbox_->Post([this, peer, transport = std::move(decoded.transport), counters] {
+  const bool posted = mailbox_->Post([this, peer, transport = std::string(address), counters] {
     auto [it, fresh] = peers_.try_emplace(peer);
-    it->second.broken = false;
     if (!fresh) return;
     it->second.address = transport;
     it->second.counters = counters;
@@ -117,9 +113,10 @@ void TransferPlane::ClosePeer(PeerId peer, absl::Status why) {
   if (why.ok()) why = absl::CancelledError(absl::StrCat("peer ", peer.ToString(), " was closed"));
   {
     absl::MutexLock lock(&peers_mutex_);
-    auto [it, fresh] = records_.try_emplace(peer, PeerRecord{false, std::make_shared<Counters>()});
+    auto [it, fresh] = records_.try_emplace(peer, PeerRecord{false, absl::OkStatus(), std::make_shared<Counters>()});
     if (it->second.closed) return;
     it->second.closed = true;
+    it->second.why = why;
     if (!fresh) --open_peers_;
     closed_order_.push_back(peer);
     if (closed_order_.size() > limits::kTransferClosedPeersMax) {
@@ -134,6 +131,7 @@ void TransferPlane::ClosePeer(PeerId peer, absl::Status why) {
     }
     GiveUp(peer, why);
     peers_.erase(peer);
+    transport_->Close(peer);  // it may have connected without having been introduced
   });
 }
 
@@ -144,15 +142,15 @@ void TransferPlane::Publish(Key key, std::shared_ptr<Source> source, PublishOpti
 }
 
 void TransferPlane::Unpublish(Key key, absl::Status why, std::function<void()> quiescent) {
-  mailbox_->Post([this, key, why = std::move(why), quiescent = std::move(quiescent)] {
-    serves_.Unpublish(key, why, quiescent);
-  });
+  const bool posted =
+      mailbox_->Post([this, key, why = std::move(why), quiescent] { serves_.Unpublish(key, why, quiescent); });
+  if (!posted && quiescent) quiescent();
 }
 
 void TransferPlane::CloseSpace(uint64_t space, absl::Status why, std::function<void()> quiescent) {
-  mailbox_->Post([this, space, why = std::move(why), quiescent = std::move(quiescent)] {
-    serves_.CloseSpace(space, why, quiescent);
-  });
+  const bool posted =
+      mailbox_->Post([this, space, why = std::move(why), quiescent] { serves_.CloseSpace(space, why, quiescent); });
+  if (!posted && quiescent) quiescent();
 }
 
 PullId TransferPlane::Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
@@ -160,22 +158,23 @@ PullId TransferPlane::Pull(PeerId peer, Key key, uint64_t offset, void* dst, uin
   const PullId id(next_pull_.fetch_add(1));
   auto shared = std::make_shared<std::function<void(absl::Status)>>(std::move(done));
   const bool posted = mailbox_->Post([this, id, peer, key, offset, dst, size, shared] {
-    if (!peers_.contains(peer)) {
-      (*shared)(absl::FailedPreconditionError(
-          absl::StrCat("pull of ", key.ToString(), " from peer ", peer.ToString(),
-                       ", which is not known here or was given up")));
-      return;
-    }
     if (shutting_down_) {
       (*shared)(ShutDownError());
       return;
     }
-    if (peers_.at(peer).broken) {
-      (*shared)(absl::UnavailableError(absl::StrCat("pull of ", key.ToString(), ": the data-plane connection to peer ",
-                                                    peer.ToString(), " broke; introduce it again to try again")));
+    if (!peers_.contains(peer)) {
+      absl::Status why = absl::FailedPreconditionError(
+          absl::StrCat("pull of ", key.ToString(), " from peer ", peer.ToString(), ", which is not known here"));
+      {
+        absl::MutexLock lock(&peers_mutex_);
+        auto it = records_.find(peer);
+        if (it != records_.end() && it->second.closed) why = it->second.why;
+      }
+      (*shared)(why);
       return;
     }
-    pulls_.Start(id, peer, key, offset, dst, size, std::move(*shared));
+    pulls_.Start(id, peer, key, offset, dst, size,
+                 [this, peer, shared](absl::Status status) { Finish(peer, std::move(*shared), status); });
   });
   if (!posted) (*shared)(ShutDownError());
   return id;
@@ -241,6 +240,7 @@ bool TransferPlane::HasPending() { return mailbox_->pending.load(); }
 
 bool TransferPlane::RunPending() {
   bool any = DrainActions();
+  any |= EndLimbo();
   std::vector<Command> commands;
   while (mailbox_->pending.load()) {
     commands.clear();
@@ -262,7 +262,7 @@ bool TransferPlane::RunPending() {
 
 void TransferPlane::PublishGauges() {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  gauge_pulls_.store(pulls_.pulls_open(), kRelaxed);
+  gauge_pulls_.store(pulls_.pulls_open() + limbo_.size(), kRelaxed);
   gauge_quarantined_.store(pulls_.pulls_quarantined(), kRelaxed);
   gauge_waiting_.store(serves_.waiting(), kRelaxed);
   gauge_sends_.store(serves_.sends(), kRelaxed);
@@ -291,7 +291,7 @@ bool TransferPlane::DrainActions() {
 }
 
 TransferPlane::Verdict TransferPlane::Judge(const Message& message) const {
-  if (message.to != options_.self || !TokensEqual(message.token, options_.token)) return Verdict::kDrop;
+  if (message.to != options_.self) return Verdict::kDrop;
   if (peers_.contains(message.from)) return Verdict::kAccept;
   {
     absl::MutexLock lock(&peers_mutex_);
@@ -305,9 +305,15 @@ TransferPlane::Verdict TransferPlane::Judge(const Message& message) const {
   return Verdict::kHold;
 }
 
+bool TransferPlane::Admits(PeerId peer) {
+  if (shutting_down_) return false;
+  absl::MutexLock lock(&peers_mutex_);
+  auto it = records_.find(peer);
+  return it == records_.end() || !it->second.closed;
+}
+
 void TransferPlane::HandleRequest(const Message& message) {
   if (shutting_down_) return;
-  peers_.at(message.from).broken = false;  // it came over a new connection
   const bool authorized = !options_.authorizer || options_.authorizer(message.from, message.key);
   serves_.OnRequest(message.from, message, authorized);
 }
@@ -346,10 +352,6 @@ void TransferPlane::OnMessage(const Message& message, absl::Span<const std::byte
     case MessageType::kForget:
       serves_.OnForget(message.from, message.pull);
       break;
-    case MessageType::kReset:
-      pulls_.OnReset(message.from, absl::UnavailableError(absl::StrCat(
-          "peer ", message.from.ToString(), " dropped its connection to this process")));
-      break;
   }
 }
 
@@ -379,25 +381,55 @@ void TransferPlane::OnSent(ServeId serve, PeerId peer, uint64_t bytes, const abs
 }
 
 void TransferPlane::OnBroken(PeerId peer, const absl::Status& status) {
+  if (auto held = held_.find(peer); held != held_.end()) {
+    held_count_ -= held->second.size();
+    held_.erase(held);
+  }
   auto it = peers_.find(peer);
-  if (it == peers_.end() || !it->second.connected) return;
+  if (it == peers_.end()) return;
   const absl::Status why = absl::UnavailableError(
       absl::StrCat("data-plane connection to peer ", peer.ToString(), " broke: ", status.message()));
   LogInfo(std::string(why.message()));
   DrainActions();
   pulls_.OnPeerDown(peer, why);
-  const bool had_requests = serves_.OnPeerDown(peer);
+  serves_.OnPeerDown(peer);
   DrainActions();
   transport_->Close(peer);
   it = peers_.find(peer);
   if (it == peers_.end()) return;
   it->second.connected = false;
-  // A peer that lives must hear that its requests are gone. To a dead one this breaks again, without requests.
-  if (had_requests && !shutting_down_) SendReset(peer);
   if (options_.peer_failed) options_.peer_failed(peer, why);
 }
 
+void TransferPlane::Finish(PeerId peer, std::function<void(absl::Status)> done, const absl::Status& status) {
+  const bool broke = absl::IsUnavailable(status) && options_.broken_grace > 0 && !shutting_down_;
+  if (!broke || !peers_.contains(peer)) return done(status);
+  limbo_.push_back({MonotonicClock().Now() + options_.broken_grace, peer, std::move(done), status});
+}
+
+bool TransferPlane::EndLimbo() {
+  if (limbo_.empty()) return false;
+  const TimeNs now = MonotonicClock().Now();
+  bool any = false;
+  while (!limbo_.empty() && limbo_.front().until <= now) {
+    Limbo ended = std::move(limbo_.front());
+    limbo_.pop_front();
+    ended.done(ended.status);
+    any = true;
+  }
+  return any;
+}
+
 void TransferPlane::GiveUp(PeerId peer, const absl::Status& why) {
+  std::deque<Limbo> others;
+  for (Limbo& limbo : std::exchange(limbo_, {})) {
+    if (limbo.peer == peer) {
+      limbo.done(why);
+    } else {
+      others.push_back(std::move(limbo));
+    }
+  }
+  limbo_ = std::move(others);
   auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   pulls_.OnPeerDown(peer, why);
@@ -405,18 +437,8 @@ void TransferPlane::GiveUp(PeerId peer, const absl::Status& why) {
   DrainActions();
   it = peers_.find(peer);
   if (it == peers_.end()) return;
-  // A peer that lives should not have to find out by itself. Best effort.
-  if (it->second.connected) SendReset(peer);
   transport_->Close(peer);
   it->second.connected = false;
-}
-
-void TransferPlane::SendReset(PeerId peer) {
-  Message m;
-  m.type = MessageType::kReset;
-  m.from = options_.self;
-  m.to = peer;
-  Execute(SendMessage{peer, m, {}});
 }
 
 bool TransferPlane::Connected(PeerId peer) {
@@ -439,7 +461,6 @@ void TransferPlane::Execute(SendMessage action) {
   // A peer in the middle of being closed is not called again just to tell it to forget something.
   if (shutting_down_ && !(peers_.contains(action.peer) && peers_.at(action.peer).connected)) return;
   if (!Connected(action.peer)) return;
-  action.message.token = options_.token;
   transport_->Send(action.peer, action.message, std::move(action.text));
 }
 
@@ -448,13 +469,14 @@ void TransferPlane::Execute(SendChunk action) {
     serves_.OnSent(action.serve, absl::UnavailableError("no connection"));
     return;
   }
-  action.message.token = options_.token;
   transport_->SendData(std::move(action));
 }
 
 void TransferPlane::Execute(const StartReceive& action) { transport_->Receive(action); }
 
 void TransferPlane::Execute(const RejectOffer& action) { transport_->Reject(action.offer); }
+
+void TransferPlane::Execute(const AbandonReceive& action) { transport_->Abandon(action.peer, action.receive); }
 
 void TransferPlane::Execute(StartRead action) {
   action.source->Read(action.offset, action.size,

@@ -30,7 +30,7 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   ~TransferPlane() override;
 
   PeerId self() const override { return options_.self; }
-  std::string address() const override { return address_; }
+  std::string address() const override { return transport_->address(); }
   absl::Status AddPeer(PeerId peer, absl::string_view address) override;
   void ClosePeer(PeerId peer, absl::Status why) override;
   void Publish(Key key, std::shared_ptr<Source> source, PublishOptions options) override;
@@ -61,11 +61,18 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   struct Peer {  // progress thread
     std::string address;
     bool connected = false;
-    bool broken = false;  // by itself; no pull is tried until AddPeer or the peer's own request says it is back
     std::shared_ptr<Counters> counters;
+  };
+  // A pull whose connection broke.
+  struct Limbo {
+    TimeNs until = 0;
+    PeerId peer;
+    std::function<void(absl::Status)> done;
+    absl::Status status;
   };
   struct PeerRecord {  // any thread
     bool closed = false;
+    absl::Status why;  // closed
     std::shared_ptr<Counters> counters;
   };
 
@@ -77,20 +84,24 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   void OnSent(ServeId serve, PeerId peer, uint64_t bytes, const absl::Status& status) override;
   void OnBroken(PeerId peer, const absl::Status& status) override;
   void OnMalformed() override { Count(dropped_); }
+  bool Admits(PeerId peer) override;
   bool RunPending() override;
   bool HasPending() override;
+  TimeNs NextDeadline() override { return limbo_.empty() ? 0 : limbo_.front().until; }
 
   enum class Verdict { kAccept, kHold, kDrop };
   Verdict Judge(const Message& message) const;
   void HandleRequest(const Message& message);
   bool Connected(PeerId peer);  // connects if needed
-  void SendReset(PeerId peer);
   void GiveUp(PeerId peer, const absl::Status& why);
+  void Finish(PeerId peer, std::function<void(absl::Status)> done, const absl::Status& status);
+  bool EndLimbo();
   bool DrainActions();
   void Execute(SendMessage action);
   void Execute(SendChunk action);
   void Execute(const StartReceive& action);
   void Execute(const RejectOffer& action);
+  void Execute(const AbandonReceive& action);
   void Execute(StartRead action);
   void Execute(FinishPull action);
   void Execute(RunQuiescent action);
@@ -102,7 +113,6 @@ class TransferPlane final : public DataPlane, private TransportEvents {
 
   const DataPlaneOptions options_;
   std::unique_ptr<Transport> transport_;
-  std::string address_;
   std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   std::atomic<uint64_t> next_pull_{1};
 
@@ -112,6 +122,7 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   absl::flat_hash_map<PeerId, Peer> peers_;
   absl::flat_hash_map<PeerId, std::deque<Message>> held_;  // requests of peers that nobody introduced yet
   size_t held_count_ = 0;
+  std::deque<Limbo> limbo_;  // all wait equally long
   bool shutting_down_ = false;
   bool shutdown_finished_ = false;
 

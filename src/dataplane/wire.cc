@@ -4,23 +4,13 @@
 #include <cstring>
 
 #include "base/limits.h"
+#include "dataplane/integers.h"
 
 namespace landbridge::dataplane {
 namespace {
 
 constexpr uint32_t kMessageMagic = 0x4c42'4450;  // "LBDP"
-constexpr uint8_t kMessageVersion = 1;
-constexpr absl::string_view kAddressMagic = "LBDPADR1";
-
-void PutInteger(std::byte*& at, uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) *at++ = static_cast<std::byte>((value >> (8 * i)) & 0xff);
-}
-
-uint64_t GetInteger(const std::byte*& at, int bytes) {
-  uint64_t value = 0;
-  for (int i = 0; i < bytes; ++i) value |= static_cast<uint64_t>(*at++) << (8 * i);
-  return value;
-}
+constexpr uint8_t kMessageVersion = 2;
 
 }  // namespace
 
@@ -32,8 +22,6 @@ void EncodeMessage(const Message& message, MessageHeader& out) {
   PutInteger(at, 0, 2);
   PutInteger(at, message.from.value(), 8);
   PutInteger(at, message.to.value(), 8);
-  PutInteger(at, message.token.high, 8);
-  PutInteger(at, message.token.low, 8);
   PutInteger(at, message.key.space, 8);
   PutInteger(at, message.key.id, 8);
   PutInteger(at, message.pull.value(), 8);
@@ -50,7 +38,7 @@ std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes) {
   if (GetInteger(at, 4) != kMessageMagic) return std::nullopt;
   if (GetInteger(at, 1) != kMessageVersion) return std::nullopt;
   const uint64_t type = GetInteger(at, 1);
-  if (type < static_cast<uint8_t>(MessageType::kRequest) || type > static_cast<uint8_t>(MessageType::kReset)) {
+  if (type < static_cast<uint8_t>(MessageType::kRequest) || type > static_cast<uint8_t>(MessageType::kForget)) {
     return std::nullopt;
   }
   if (GetInteger(at, 2) != 0) return std::nullopt;
@@ -58,8 +46,6 @@ std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes) {
   m.type = static_cast<MessageType>(type);
   m.from = PeerId(GetInteger(at, 8));
   m.to = PeerId(GetInteger(at, 8));
-  m.token.high = GetInteger(at, 8);
-  m.token.low = GetInteger(at, 8);
   m.key.space = GetInteger(at, 8);
   m.key.id = GetInteger(at, 8);
   m.pull = PullId(GetInteger(at, 8));
@@ -80,10 +66,6 @@ std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes) {
   return m;
 }
 
-bool TokensEqual(const Token& a, const Token& b) {
-  return ((a.high ^ b.high) | (a.low ^ b.low)) == 0;
-}
-
 std::string RefusalText(const absl::Status& status) {
   return std::string(status.message().substr(0, limits::kTransferErrorTextBytesMax));
 }
@@ -94,31 +76,6 @@ absl::Status RefusalStatus(uint32_t code, absl::Span<const std::byte> text) {
   const bool known = code >= static_cast<uint32_t>(absl::StatusCode::kCancelled) &&
                      code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
   return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, message);
-}
-
-std::string EncodeAddress(const Address& address) {
-  std::string blob(kAddressMagic);
-  std::byte id[8];
-  std::byte* at = id;
-  PutInteger(at, address.peer.value(), 8);
-  blob.append(reinterpret_cast<const char*>(id), sizeof(id));
-  blob.append(address.transport);
-  return blob;
-}
-
-absl::StatusOr<Address> DecodeAddress(absl::string_view blob) {
-  const size_t head = kAddressMagic.size() + 8;
-  if (blob.size() <= head || blob.size() > limits::kTransferAddressBytesMax ||
-      blob.substr(0, kAddressMagic.size()) != kAddressMagic) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "not a data-plane address (", blob.size(), " bytes); are both processes of the same version?"));
-  }
-  const std::byte* at = reinterpret_cast<const std::byte*>(blob.data()) + kAddressMagic.size();
-  Address address;
-  address.peer = PeerId(GetInteger(at, 8));
-  address.transport = std::string(blob.substr(head));
-  if (!address.peer.valid()) return absl::InvalidArgumentError("data-plane address without an incarnation");
-  return address;
 }
 
 }  // namespace landbridge::dataplane

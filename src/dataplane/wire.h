@@ -1,4 +1,4 @@
-// Messages of the data plane and the address blob, as bytes.
+// Messages of the data plane, as bytes.
 //
 // A message is a fixed header, little-endian, and, for some types, a payload beside it.
 #pragma once
@@ -10,7 +10,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "dataplane/data_plane.h"
 
@@ -21,14 +20,12 @@ enum class MessageType : uint8_t {
   kData = 2,     // payload: those bytes
   kRefuse = 3,   // payload: text of the error; `code` its code. Ends the pull
   kForget = 4,   // the pull was cancelled: drop its requests
-  kReset = 5,    // our connection broke or was closed: your requests here are gone
 };
 
 struct Message {
   MessageType type = MessageType::kRequest;
   PeerId from;
   PeerId to;
-  Token token;
   Key key;
   PullId pull;
   uint64_t offset = 0;  // within the key
@@ -37,7 +34,7 @@ struct Message {
   uint32_t code = 0;    // kRefuse: absl::StatusCode
 };
 
-constexpr size_t kMessageBytes = 96;
+constexpr size_t kMessageBytes = 80;
 using MessageHeader = std::array<std::byte, kMessageBytes>;
 
 void EncodeMessage(const Message& message, MessageHeader& out);
@@ -45,20 +42,9 @@ void EncodeMessage(const Message& message, MessageHeader& out);
 // limits, not identity.
 std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes);
 
-// The token comparison takes the same time wherever the difference is.
-bool TokensEqual(const Token& a, const Token& b);
-
 // kRefuse's payload, cut to limits::kTransferErrorTextBytesMax; and back. A foreign code that is not an error
 // becomes UNKNOWN.
 std::string RefusalText(const absl::Status& status);
 absl::Status RefusalStatus(uint32_t code, absl::Span<const std::byte> text);
-
-// Address blob: who lives there and the transport's own address.
-struct Address {
-  PeerId peer;
-  std::string transport;  // opaque
-};
-std::string EncodeAddress(const Address& address);
-absl::StatusOr<Address> DecodeAddress(absl::string_view blob);
 
 }  // namespace landbridge::dataplane

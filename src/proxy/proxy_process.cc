@@ -7,7 +7,7 @@
 #include "base/data_keys.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "dataplane/ucx_data_plane.h"
+#include "dataplane/socket_data_plane.h"
 #include "env/clock.h"
 #include "env/file.h"
 #include "env/process.h"
@@ -57,10 +57,13 @@ ProxyProcess::ProxyProcess(ProxyOptions options)
 ProxyProcess::~ProxyProcess() = default;
 
 absl::Status ProxyProcess::Run() {
-  dataplane::UcxOptions ucx;
-  ucx.base.self = Incarnation(life_.value());
-  ucx.listen_address = HostOf(options_.listen_address);
-  LB_ASSIGN_OR_RETURN(data_plane_, dataplane::MakeUcxDataPlane(std::move(ucx)));
+  dataplane::DataPlaneOptions plane;
+  plane.self = Incarnation(life_.value());
+  plane.token = dataplane::TokenFromSecret(options_.cluster_secret);
+  plane.broken_grace = limits::kReadBrokenGrace;
+  dataplane::SocketOptions sockets;
+  sockets.listen_address = HostOf(options_.listen_address);
+  LB_ASSIGN_OR_RETURN(data_plane_, dataplane::MakeSocketDataPlane(std::move(plane), std::move(sockets)));
   LB_ASSIGN_OR_RETURN(compiler_, CompileService::Start(options_.compile));
 
   IfrtFrontDoorOptions door;
@@ -154,7 +157,7 @@ HolderAgent::Callbacks ProxyProcess::AgentCallbacks() {
       return;
     }
     member->flowing = true;
-    dirty_.push_back(ref.incarnation);
+    dirty_.push_back(member->life);
     FlushSoon();
   };
   callbacks.on_stream_broken = [this](const MemberRef& ref) {
@@ -216,35 +219,42 @@ void ProxyProcess::OnFleet(const Fleet& fleet) {
 }
 
 ProxyProcess::Member* ProxyProcess::Find(const MemberRef& ref) {
-  auto it = members_.find(ref.incarnation);
-  return it == members_.end() ? nullptr : it->second.get();
+  auto it = lives_.find({ref.incarnation, ref.grant.slice});
+  if (it == lives_.end()) return nullptr;
+  Member* member = members_.at(it->second).get();
+  return member->ref.grant.SameNumber(ref.grant) ? member : nullptr;
 }
 
 void ProxyProcess::OnMemberUp(const MemberRef& ref, const WorkerInfo& info) {
   auto member = std::make_unique<Member>();
+  const Incarnation life = LifeUnder(ref.grant, ref.incarnation);
   member->ref = ref;
+  member->life = life;
   member->slot = {SliceId(ref.slice.index), ref.index};
   member->name = absl::StrCat(member->slot.ToString(), " (worker ", info.name(), " on ", info.host(), ", pid ", info.pid(),
                               ")");
   LogInfo(member->name, " is up: ", info.device_count(), " ", info.device_kind(), " devices");
-  if (absl::Status status = data_plane_->AddPeer(ref.incarnation, info.data_address()); !status.ok()) {
+  if (absl::Status status = data_plane_->AddPeer(life, info.data_address()); !status.ok()) {
     LogError("data plane to ", member->name, ": ", status.ToString());
   }
   const std::string name = member->name;
   const SlotId slot = member->slot;
-  members_[ref.incarnation] = std::move(member);
-  controller_.OnWorkerUp(slot, ref.incarnation, info.data_address(), name, loop_.Now());
+  members_[life] = std::move(member);
+  lives_[{ref.incarnation, ref.grant.slice}] = life;
+  controller_.OnWorkerUp(slot, life, info.data_address(), name, loop_.Now());
 }
 
 void ProxyProcess::OnMemberLost(const MemberRef& ref, const absl::Status& why) {
-  auto it = members_.find(ref.incarnation);
-  if (it == members_.end()) return;
+  Member* member = Find(ref);
+  if (member == nullptr) return;
   ++losses_;
-  LogWarning("lost ", it->second->name, ": ", why.ToString());
-  members_.erase(it);
-  data_plane_->ClosePeer(ref.incarnation, why);
-  door_->OnWorkerLost(ref.incarnation, why);
-  controller_.OnWorkerLost(ref.incarnation, why, loop_.Now());
+  LogWarning("lost ", member->name, ": ", why.ToString());
+  const Incarnation life = member->life;
+  lives_.erase({ref.incarnation, ref.grant.slice});
+  members_.erase(life);
+  data_plane_->ClosePeer(life, why);
+  door_->OnWorkerLost(life, why);
+  controller_.OnWorkerLost(life, why, loop_.Now());
 }
 
 absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view payload) {
@@ -258,10 +268,10 @@ absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view pay
       },
       [&](const WorkerReport& report) {
         ++work_done_;
-        controller_.OnReport(ref.incarnation, report, loop_.Now());
+        controller_.OnReport(member->life, report, loop_.Now());
       });
   if (member->stream.needs_flush()) {
-    dirty_.push_back(ref.incarnation);
+    dirty_.push_back(member->life);
     FlushSoon();
   }
   return status;
@@ -369,11 +379,12 @@ json ProxyProcess::Status() {
                      {"name", member.info.name()},
                      {"host", member.info.host()},
                      {"pid", member.info.pid()}};
-      if (auto it = members_.find(member.ref.incarnation); it != members_.end()) {
-        worker["unacknowledged_bytes"] = it->second->stream.unacknowledged_bytes();
-        worker["ops_parked"] = it->second->stream.parked();
+      if (const Member* known = Find(member.ref)) {
+        worker["life"] = absl::StrCat(absl::Hex(known->life.value()));
+        worker["unacknowledged_bytes"] = known->stream.unacknowledged_bytes();
+        worker["ops_parked"] = known->stream.parked();
         json devices = json::array();
-        for (const DeviceUse& use : it->second->use) {
+        for (const DeviceUse& use : known->use) {
           devices.push_back({{"device", use.device()},
                              {"bytes_in_use", use.bytes_in_use()},
                              {"bytes_limit", use.bytes_limit()},

@@ -32,6 +32,7 @@ struct ProxyOptions {
   LeaseTimes times;
   CompileServiceOptions compile;
   std::string shared_directory;                     // uploads by file; empty: refused
+  std::string cluster_secret;                       // data planes of processes with another one are refused
 };
 
 // Thread-safety: construct, Run and destroy on one thread, which becomes the loop's.
@@ -46,6 +47,7 @@ class ProxyProcess : private ControllerSink {
  private:
   struct Member {
     MemberRef ref;
+    Incarnation life;              // LifeUnder its grant: what controller and data plane know it by
     SlotId slot;
     std::string name;              // "slice0/0 on HOST (pid N)"
     WorkerStream stream;
@@ -89,7 +91,8 @@ class ProxyProcess : private ControllerSink {
   std::unique_ptr<HolderAgent> agent_;
   AdminTable admin_;
   std::unique_ptr<AdminServer> admin_server_;
-  absl::flat_hash_map<Incarnation, std::unique_ptr<Member>> members_;
+  absl::flat_hash_map<Incarnation, std::unique_ptr<Member>> members_;                   // by life
+  absl::flat_hash_map<std::pair<Incarnation, PhysicalSliceId>, Incarnation> lives_;  // of members, by process and slice
   absl::flat_hash_map<ExecutableId, std::weak_ptr<const std::string>> executables_served_;
   uint64_t request_ = 0;             // our request for slices
   bool door_open_ = false;

@@ -156,6 +156,7 @@ print("done", flush=True)
         time.sleep(4)
         go(p)
         assert "done" in finish(p)
+        assert c.refresh()["worker-0-0"]["pid"] == pid   # the same process, under a new grant
 
 
 def test_killed_client_leaves_nothing(own_cluster):

@@ -24,6 +24,7 @@ class PackedBoxSource : public dataplane::Source {
   PackedBoxSource(HostImage image, std::vector<int64_t> strides, IndexBox box, int64_t element_bytes, TaskPool* pool);
   uint64_t size() const override { return static_cast<uint64_t>(bytes_); }
   void Read(uint64_t offset, uint64_t size, dataplane::ReadDone done) override;
+  bool copies() const override { return true; }
 
  private:
   struct Layout {

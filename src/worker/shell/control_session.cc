@@ -7,16 +7,19 @@
 
 namespace landbridge {
 
-ControlSession::ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context, Incarnation self,
-                               WorkerLimits limits, uint64_t space, Callbacks callbacks)
+ControlSession::ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context,
+                               std::unique_ptr<dataplane::DataPlane> data_plane, WorkerLimits limits, uint64_t space,
+                               Callbacks callbacks)
     : grant_(std::move(grant)),
       holder_(holder),
       context_(std::move(context)),
+      data_plane_(std::move(data_plane)),
       callbacks_(std::move(callbacks)),
-      shell_(context_, WorkerShell::Options{self, std::move(limits), Incarnation(holder.value()), space,
+      shell_(context_, data_plane_.get(),
+             WorkerShell::Options{data_plane_->self(), std::move(limits), Incarnation(holder.value()), space,
                                             [this](WorkerReport report) { QueueReport(std::move(report)); }}) {}
 
-ControlSession::~ControlSession() = default;
+ControlSession::~ControlSession() { data_plane_->Shutdown(); }
 
 absl::Status ControlSession::Resume(uint64_t received) {
   sender_.OnDisconnect();
@@ -83,19 +86,11 @@ void ControlSession::SendHeartbeat() {
 void ControlSession::Fence(const absl::Status& why) {
   if (fenced_) return;
   fenced_ = true;
-  fenced_at_ = context_->Now();
-  why_ = why;
   sender_.Fence();
   receiver_.Fence();
   parked_.clear();
   shell_.Fence(why);
-}
-
-void ControlSession::CloseHolderIfStuck() {
-  if (!fenced_ || holder_closed_ || Idle() || context_->Now() - fenced_at_ < limits::kQuarantineMax) return;
-  holder_closed_ = true;
-  LogWarning("pulls from the fenced proxy ", holder_.ToString(), " do not end: closing its data plane");
-  context_->data_plane->ClosePeer(Incarnation(holder_.value()), why_);
+  data_plane_->Shutdown();
 }
 
 }  // namespace landbridge

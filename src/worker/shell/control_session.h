@@ -28,13 +28,15 @@ class ControlSession {
     std::function<bool(int64_t echo_ns)> on_heartbeat;
   };
 
-  ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context, Incarnation self,
-                 WorkerLimits limits, uint64_t space, Callbacks callbacks);
+  // `data_plane` is this grant's alone, and open under its life (LifeUnder).
+  ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context,
+                 std::unique_ptr<dataplane::DataPlane> data_plane, WorkerLimits limits, uint64_t space, Callbacks callbacks);
   ~ControlSession();
 
   const Grant& grant() const { return grant_; }
   ProxyLife holder() const { return holder_; }
   WorkerShell& shell() { return shell_; }
+  dataplane::DataPlane& data_plane() { return *data_plane_; }
   bool connected() const { return sender_.resumed(); }
 
   // Ops up to it were applied: goes into ControlWelcome.
@@ -49,14 +51,12 @@ class ControlSession {
   void Flush();
   void SendHeartbeat();
 
-  // The grant has ended: the replay buffer goes, queued work is dropped.
+  // The grant has ended: the replay buffer goes, queued work is dropped, the data plane is shut: when this returns no byte
+  // of it lands here, and nobody reads from here, any more.
   void Fence(const absl::Status& why);
   // After Fence: nothing of it can act any more.
   bool OldWorkEnded() const { return shell_.Idle() && shell_.core().OldWorkEnded(); }
   bool Idle() const { return shell_.Idle(); }
-  // A fenced holder that keeps chunks of cancelled pulls from landing loses its data-plane connection, which bounds
-  // the wait; call on every tick.
-  void CloseHolderIfStuck();
 
  private:
   void QueueReport(WorkerReport report);
@@ -64,6 +64,7 @@ class ControlSession {
   const Grant grant_;
   const ProxyLife holder_;
   const std::shared_ptr<ShellContext> context_;
+  const std::unique_ptr<dataplane::DataPlane> data_plane_;
   const Callbacks callbacks_;
   WorkerShell shell_;
   StreamReceiver receiver_;
@@ -73,9 +74,6 @@ class ControlSession {
   uint64_t peer_heartbeat_number_ = 0;
   int64_t peer_sent_ns_ = 0;
   bool fenced_ = false;
-  TimeNs fenced_at_ = 0;
-  absl::Status why_;
-  bool holder_closed_ = false;
 };
 
 }  // namespace landbridge

@@ -9,7 +9,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "dataplane/ucx_data_plane.h"
+#include "dataplane/socket_data_plane.h"
 #include "env/clock.h"
 #include "env/file.h"
 #include "env/process.h"
@@ -79,10 +79,9 @@ absl::Status WorkerProcess::InitPlugin() {
 }
 
 absl::Status WorkerProcess::InitNetwork() {
-  dataplane::UcxOptions ucx;
-  ucx.base.self = incarnation_;
-  ucx.listen_address = options_.listen_host;
-  LB_ASSIGN_OR_RETURN(data_plane_, dataplane::MakeUcxDataPlane(std::move(ucx)));
+  dataplane::SocketOptions sockets;
+  sockets.listen_address = options_.listen_host;
+  LB_ASSIGN_OR_RETURN(data_host_, dataplane::MakeSocketHost(std::move(sockets)));
 
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
   ControlServer::Callbacks server;
@@ -117,15 +116,8 @@ absl::Status WorkerProcess::InitNetwork() {
   agent.info = Describe();
   agent.times = options_.times;
   WorkerAgent::Callbacks callbacks;
-  callbacks.on_activated = [this](const Grant& grant, ProxyLife holder) {
+  callbacks.on_activated = [](const Grant& grant, ProxyLife holder) {
     LogInfo("granted: ", grant.ToString(), " to proxy ", holder.ToString());
-    // That proxy has given this incarnation up, and its data plane (and those of the workers it told) never takes one
-    // back: only a new life can serve it again.
-    if (fenced_holders_.contains(holder)) {
-      stop_(absl::FailedPreconditionError(
-          absl::StrCat("this worker must be started again: it was fenced under proxy ", holder.ToString(),
-                       " before, which has given this life of it up")));
-    }
   };
   callbacks.on_fence = [this](const Grant& grant, const absl::Status& why) { OnFence(grant, why); };
   callbacks.on_restart = [this](const std::string& why) {
@@ -160,7 +152,7 @@ WorkerInfo WorkerProcess::Describe() const {
   info.set_device_count(io_->device_count());
   for (const pjrt::Memory* memory : client_->devices()[0].memories) info.add_memory_kinds(memory->kind);
   info.set_control_address(control_address());
-  info.set_data_address(data_plane_->address());
+  info.set_data_address(data_host_->address());
   return info;
 }
 
@@ -183,7 +175,6 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   auto context = std::make_shared<ShellContext>();
   context->loop = loop_;
   context->io = io_.get();
-  context->data_plane = data_plane_.get();
   context->pool = pool_.get();
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
@@ -191,7 +182,12 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
   callbacks.on_heartbeat = [this, stream](int64_t echo_ns) { return agent_->OnHolderHeartbeat(stream.grant, echo_ns); };
-  auto made = std::make_unique<ControlSession>(stream.grant, stream.holder, std::move(context), incarnation_, limits_,
+  dataplane::DataPlaneOptions plane;
+  plane.self = LifeUnder(stream.grant, incarnation_);
+  plane.token = dataplane::TokenFromSecret(options_.cluster_secret);
+  absl::StatusOr<std::unique_ptr<dataplane::DataPlane>> opened = data_host_->Open(std::move(plane));
+  LB_CHECK(opened.ok());  // lives are not re-used
+  auto made = std::make_unique<ControlSession>(stream.grant, stream.holder, std::move(context), *std::move(opened), limits_,
                                                stream.space != 0 ? stream.space : stream.holder.value(),
                                                std::move(callbacks));
   ControlSession& session = *made;
@@ -200,11 +196,11 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
 }
 
 uint64_t WorkerProcess::OnStreamResumed(const ControlStreamId& stream, uint64_t received) {
+  ControlSession& session = SessionOf(stream);
   if (!stream.data_address.empty()) {
-    absl::Status status = data_plane_->AddPeer(Incarnation(stream.holder.value()), stream.data_address);
+    absl::Status status = session.data_plane().AddPeer(Incarnation(stream.holder.value()), stream.data_address);
     if (!status.ok()) LogError("the data plane of proxy ", stream.holder.ToString(), ": ", status.ToString());
   }
-  ControlSession& session = SessionOf(stream);
   if (absl::Status status = session.Resume(received); !status.ok()) {
     LogError("control stream of ", stream.grant.ToString(), " cannot resume: ", status.message());
   } else {
@@ -224,7 +220,6 @@ void WorkerProcess::OnFence(const Grant& grant, const absl::Status& why) {
     return;
   }
   server_->CloseStream(grant);
-  fenced_holders_.insert(it->second->holder());
   it->second->Fence(why);
   fenced_.push_back(std::move(it->second));
   sessions_.erase(it);
@@ -238,6 +233,9 @@ void WorkerProcess::CheckOldWork() {
       continue;
     }
     const Grant grant = fenced_[i]->grant();
+    const dataplane::DataPlaneStats moved = fenced_[i]->data_plane().Stats();
+    ended_bytes_sent_ += moved.bytes_sent;
+    ended_bytes_received_ += moved.bytes_received;
     LogInfo("nothing of ", grant.ToString(), " is left");
     fenced_.erase(fenced_.begin() + static_cast<std::ptrdiff_t>(i));
     agent_->OldWorkEnded(grant.slice);
@@ -255,7 +253,6 @@ void WorkerProcess::OnTick() {
     last_heartbeat_ = now;
     for (auto& [slice, session] : sessions_) session->SendHeartbeat();
   }
-  for (auto& session : fenced_) session->CloseHolderIfStuck();
   uint64_t ops = 0;
   for (auto& [slice, session] : sessions_) {
     ops += session->applied_ops();
@@ -301,7 +298,6 @@ bool WorkerProcess::Shutdown(DurationNs patience) {
   }
   sessions_.clear();
   server_.reset();
-  if (data_plane_ != nullptr) data_plane_->Shutdown();  // ends pulls; peers read nothing any more
   const TimeNs until = loop_->Now() + patience;
   auto idle = [&] {
     return std::all_of(fenced_.begin(), fenced_.end(), [](const auto& session) { return session->Idle(); });
@@ -316,7 +312,7 @@ bool WorkerProcess::Shutdown(DurationNs patience) {
   if (pool_ != nullptr) pool_->Shutdown();
   if (inbox_ != nullptr) inbox_->Close();
   agent_.reset();
-  data_plane_.reset();
+  data_host_.reset();
   io_.reset();
   client_.reset();
   shut_down_ = true;
@@ -340,6 +336,7 @@ json WorkerProcess::Status() {
   json grants = json::array();
   for (auto& [slice, session] : sessions_) {
     json grant = {{"grant", session->grant().ToString()},
+                  {"life", absl::StrCat(absl::Hex(session->data_plane().self().value()))},
                   {"holder", session->holder().ToString()},
                   {"connected", session->connected()},
                   {"launches_handed_over", session->shell().launches_open()}};
@@ -361,11 +358,26 @@ json WorkerProcess::Status() {
   out["grants"] = std::move(grants);
   out["fenced"] = fenced_.size();
   out["launches_to_issue"] = dispatcher_->queued();
-  const dataplane::DataPlaneStats stats = data_plane_->Stats();
-  out["data_plane"] = {{"bytes_sent", stats.bytes_sent},
-                       {"bytes_received", stats.bytes_received},
-                       {"pulls_open", stats.pulls_open},
-                       {"keys_published", stats.keys_published}};
+  uint64_t bytes_sent = ended_bytes_sent_, bytes_received = ended_bytes_received_, pulls_open = 0, keys_published = 0;
+  json links = json::array();
+  for (auto& [slice, session] : sessions_) {
+    const dataplane::DataPlaneStats stats = session->data_plane().Stats();
+    bytes_sent += stats.bytes_sent;
+    bytes_received += stats.bytes_received;
+    pulls_open += stats.pulls_open;
+    keys_published += stats.keys_published;
+    for (const dataplane::PeerBytes& peer : stats.peers) {
+      links.push_back({{"grant", session->grant().ToString()},
+                       {"peer", absl::StrCat(absl::Hex(peer.peer.value()))},
+                       {"bytes_sent", peer.bytes_sent},
+                       {"bytes_received", peer.bytes_received}});
+    }
+  }
+  out["data_plane"] = {{"bytes_sent", bytes_sent},
+                       {"bytes_received", bytes_received},
+                       {"pulls_open", pulls_open},
+                       {"keys_published", keys_published},
+                       {"links", std::move(links)}};
   return out;
 }
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/limits.h"
@@ -37,6 +36,7 @@ struct WorkerOptions {
   LeaseTimes times;
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
+  std::string cluster_secret;           // data planes of processes with another one are refused
 };
 
 // Thread-safety: the loop's thread only; the constructor and Shutdown may run before and after the loop does.
@@ -87,7 +87,8 @@ class WorkerProcess {
   std::unique_ptr<pjrt::Client> client_;
   std::unique_ptr<BufferIo> io_;
   WorkerLimits limits_;
-  std::unique_ptr<dataplane::DataPlane> data_plane_;
+  std::shared_ptr<dataplane::DataPlaneHost> data_host_;  // a data plane per grant
+  uint64_t ended_bytes_sent_ = 0, ended_bytes_received_ = 0;  // of grants that have ended
   std::unique_ptr<TaskPool> pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
   ImageBudget images_{limits::kImagesStagedBytesMax};
@@ -100,7 +101,6 @@ class WorkerProcess {
   std::vector<std::unique_ptr<ControlSession>> fenced_;   // until their old work has ended
   std::vector<Loop::TimerId> timers_;
   TimeNs last_heartbeat_ = 0;
-  absl::flat_hash_set<ProxyLife> fenced_holders_;   // proxies under which this life was fenced
   MemoryTrimmer trimmer_;
   uint64_t busy_ticks_ = 0;
   bool draining_ = false;

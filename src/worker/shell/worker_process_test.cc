@@ -19,7 +19,7 @@
 #include "compiler/envelope.h"
 #include "compiler/metadata.h"
 #include "compiler/options.h"
-#include "dataplane/ucx_data_plane.h"
+#include "dataplane/socket_data_plane.h"
 #include "env/clock.h"
 #include "env/file.h"
 #include "gmock/gmock.h"
@@ -83,9 +83,7 @@ class WorkerProcessTest : public ::testing::Test {
     StartWorker(device_memory_limit);
 
     life_ = ProxyLife(SystemRandom().NextNonZero());
-    dataplane::UcxOptions ucx;
-    ucx.base.self = Incarnation(life_.value());
-    plane_ = Value(dataplane::MakeUcxDataPlane(ucx), "the proxy's data plane");
+    plane_ = OpenPlane();
     HolderAgent::Options options;
     options.rm_address = rm_->address();
     options.life = life_;
@@ -97,10 +95,21 @@ class WorkerProcessTest : public ::testing::Test {
     ASSERT_TRUE(RunUntil([&] { return flowing_; })) << "no control stream";
   }
 
+  // The proxy's.
+  std::unique_ptr<dataplane::DataPlane> OpenPlane() {
+    dataplane::DataPlaneOptions plane;
+    plane.self = Incarnation(life_.value());
+    plane.token = dataplane::TokenFromSecret("the cluster's");
+    return Value(dataplane::MakeSocketDataPlane(plane), "the proxy's data plane");
+  }
+  // What the worker's data plane is called under the grant.
+  Incarnation WorkerLife() const { return LifeUnder(member_.grant, member_.incarnation); }
+
   void StartWorker(int64_t device_memory_limit) {
     WorkerOptions options;
     options.resource_manager_address = rm_->address();
     options.plugin_path = pjrt::TestPluginPath();
+    options.cluster_secret = "the cluster's";
     options.devices = kDevices;
     options.device_memory_limit = device_memory_limit;
     options.port_file = absl::StrCat(::testing::TempDir(), "/worker-port-", ::getpid());
@@ -114,7 +123,7 @@ class WorkerProcessTest : public ::testing::Test {
     callbacks.on_member_up = [this](const MemberRef& ref, const WorkerInfo& info) {
       member_ = ref;
       info_ = info;
-      EXPECT_TRUE(plane_->AddPeer(ref.incarnation, info.data_address()).ok());
+      EXPECT_TRUE(plane_->AddPeer(WorkerLife(), info.data_address()).ok());
     };
     callbacks.on_member_lost = [this](const MemberRef&, const absl::Status& why) {
       lost_ = why;
@@ -312,7 +321,7 @@ class WorkerProcessTest : public ::testing::Test {
     if (ready.published()) {
       absl::Status result = absl::UnknownError("");
       bool done = false;
-      plane_->Pull(member_.incarnation, {life_.value(), DataKeyId(DataKeyKind::kRead, read)}, 0, values.data(),
+      plane_->Pull(WorkerLife(), {life_.value(), DataKeyId(DataKeyKind::kRead, read)}, 0, values.data(),
                    static_cast<uint64_t>(bytes), [&](absl::Status status) {
                      loop_.Post([&, status] {
                        result = status;
@@ -600,9 +609,7 @@ TEST_F(WorkerProcessTest, ALostHolderIsFencedAndTheNextOneServed) {
   flowing_ = false;
   stream_ = WorkerStream();
   life_ = ProxyLife(SystemRandom().NextNonZero());
-  dataplane::UcxOptions ucx;
-  ucx.base.self = Incarnation(life_.value());
-  plane_ = Value(dataplane::MakeUcxDataPlane(ucx), "the second proxy's data plane");
+  plane_ = OpenPlane();
   HolderAgent::Options options;
   options.rm_address = rm_->address();
   options.life = life_;
@@ -679,7 +686,7 @@ TEST_F(WorkerProcessTest, MovesBoxesToAndFromAPeer) {
   Send();
   std::vector<float> pulled(6);
   std::optional<absl::Status> done;
-  plane_->Pull(member_.incarnation, {life_.value(), DataKeyId(DataKeyKind::kTransfer, 903)}, 0, pulled.data(), 24,
+  plane_->Pull(WorkerLife(), {life_.value(), DataKeyId(DataKeyKind::kTransfer, 903)}, 0, pulled.data(), 24,
                [&](absl::Status status) { loop_.Post([&, status] { done = status; }); });
   publish(902, columns);
   publish(901, row);

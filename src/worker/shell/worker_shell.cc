@@ -24,7 +24,7 @@ int32_t NextLaunchId() {
 
 }  // namespace
 
-WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, Options options)
+WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataPlane* data_plane, Options options)
     : context_(std::move(context)),
       report_(std::move(options.report)),
       core_(options.self, options.limits, this),
@@ -36,6 +36,7 @@ WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, Options options)
       reads_(context_.get()),
       device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
   context_->core = &core_;
+  context_->data_plane = data_plane;
   context_->space = options.space;
   context_->proxy = options.proxy;
 }

@@ -35,8 +35,8 @@ class WorkerShell : public WorkerSink {
     std::function<void(WorkerReport)> report;  // must not call back into the shell
   };
 
-  // Of `context` everything up to `inbox` is set.
-  WorkerShell(std::shared_ptr<ShellContext> context, Options options);
+  // Of `context` everything up to `inbox` is set, but for the data plane, which outlives the shell.
+  WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataPlane* data_plane, Options options);
   ~WorkerShell() override;
 
   WorkerCore& core() { return core_; }
