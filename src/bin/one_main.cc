@@ -13,6 +13,7 @@
 #include "bin/flags.h"
 #include "env/clock.h"
 #include "env/loop.h"
+#include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "proxy/proxy_process.h"
 #include "resource_manager/server.h"
@@ -57,6 +58,7 @@ class OnLoop {
 
 int Main(int argc, char** argv) {
   InitLog("landbridge-one");
+  TuneProcess();
   ProxyOptions proxy;
   ResourceManagerServerOptions manager;
   std::string instance_type = "cpu:4", plugin;

@@ -12,6 +12,7 @@
 #include "bin/flags.h"
 #include "cluster/grant.h"
 #include "env/connection.h"
+#include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "proxy/proxy_process.h"
 
@@ -25,6 +26,7 @@ constexpr const char* kUsage =
 
 int Main(int argc, char** argv) {
   InitLog("landbridge-proxy");
+  TuneProcess();
   ProxyOptions options;
   std::string resource_manager, listen_host = "127.0.0.1", plugin, scratch, sidecar;
   int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,

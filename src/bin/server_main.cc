@@ -17,6 +17,7 @@
 #include "cluster/grant.h"
 #include "env/connection.h"
 #include "env/file.h"
+#include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "resource_manager/server.h"
 #include "worker/shell/worker_process.h"
@@ -200,6 +201,7 @@ int Main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) is_resource_manager |= absl::StrContains(argv[i], "resource_manager") &&
                                                         absl::StrContains(argv[i], "node_type");
   InitLog(is_resource_manager ? "landbridge-rm" : "landbridge-worker");
+  TuneProcess();
   ServerFlags values;
   Flags flags("landbridge-server", kUsage);
   Declare(&flags, &values);

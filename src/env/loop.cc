@@ -37,7 +37,7 @@ Loop::Loop() : uv_(std::make_unique<uv_loop_t>()), handles_(std::make_unique<Han
   LB_CHECK(uv_prepare_init(uv_.get(), &handles_->before_blocking) == 0);
   handles_->before_blocking.data = this;
   LB_CHECK(uv_prepare_start(&handles_->before_blocking, [](uv_prepare_t* handle) {
-             static_cast<Loop*>(handle->data)->FlushAll();
+             static_cast<Loop*>(handle->data)->BeforeBlocking();
            }) == 0);
 }
 
@@ -70,7 +70,8 @@ void Loop::Post(Task task) {
     first = posted_.empty();
     posted_.push_back(std::move(task));
   }
-  if (first) uv_async_send(&handles_->wake);
+  // The loop looks before it blocks, so its own thread need not wake it.
+  if (first && runs_on_.load(std::memory_order_relaxed) != std::this_thread::get_id()) uv_async_send(&handles_->wake);
 }
 
 void Loop::RunPosted() {
@@ -79,8 +80,17 @@ void Loop::RunPosted() {
     absl::MutexLock lock(&mutex_);
     tasks.swap(posted_);
   }
+  if (tasks.empty()) return;
   CountEvent();
   for (Task& task : tasks) task();
+}
+
+void Loop::BeforeBlocking() {
+  RunPosted();
+  FlushAll();
+  // What these tasks posted runs in the next turn: sockets and timers have theirs in between.
+  absl::MutexLock lock(&mutex_);
+  if (!posted_.empty()) uv_async_send(&handles_->wake);
 }
 
 TimeNs Loop::Now() { return MonotonicClock().Now(); }
@@ -162,12 +172,24 @@ void Loop::FlushAll() {
   }
 }
 
+// Marks the thread that runs the loop. Loops nest: RunOnce may be called by a task of Run.
+class Loop::Running {
+ public:
+  explicit Running(Loop* loop) : loop_(loop), before_(loop->runs_on_.exchange(std::this_thread::get_id())) {}
+  ~Running() { loop_->runs_on_.store(before_); }
+
+ private:
+  Loop* const loop_;
+  const std::thread::id before_;
+};
+
 bool Loop::TakeStop() {
   absl::MutexLock lock(&mutex_);
   return std::exchange(stop_, false);
 }
 
 void Loop::Run() {
+  Running running(this);
   while (!TakeStop()) {
     if (spin_ > 0) {
       bool stopped = false;
@@ -194,6 +216,7 @@ void Loop::Stop() {
 }
 
 void Loop::RunOnce(DurationNs wait) {
+  Running running(this);
   const uint64_t before = events_;
   uv_run(uv_.get(), UV_RUN_NOWAIT);
   if (events_ != before || wait <= 0) return;

@@ -1,10 +1,12 @@
 // One thread's event loop: tasks, timers, signals, and (through connection.h) sockets.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -34,7 +36,8 @@ class Loop : public Clock {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // Runs `task` on the loop's thread, in the order of the posts. Wakes the loop.
+  // Runs `task` on the loop's thread, in the order of the posts. Wakes the loop; a post from a task or handler of the
+  // loop itself costs no system call, and runs before the loop blocks.
   void Post(Task task);
 
   TimeNs Now() override;
@@ -71,7 +74,10 @@ class Loop : public Clock {
   struct Signal;
   struct Handles;
 
+  class Running;
+
   void RunPosted();
+  void BeforeBlocking();
   void FlushAll();
   bool TakeStop();
   TimerId StartTimer(DurationNs delay, DurationNs period, Task task);
@@ -83,6 +89,7 @@ class Loop : public Clock {
   TimerId next_timer_ = 1;
   DurationNs spin_ = 0;
   uint64_t events_ = 0;  // callbacks run so far; tells a spin whether anything happened
+  std::atomic<std::thread::id> runs_on_{};  // the thread inside Run or RunOnce
   absl::flat_hash_set<ConnectionImpl*> to_flush_;
   std::unique_ptr<char[]> read_buffer_;
 

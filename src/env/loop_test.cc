@@ -41,6 +41,58 @@ TEST(Loop, PostsFromManyThreadsKeepTheirOrder) {
   EXPECT_EQ(done, kThreads * kPosts);
 }
 
+TEST(Loop, ItsOwnPostsKeepTheirOrderAmongThoseOfOthers) {
+  Loop loop;
+  std::vector<int> ran;
+  std::thread other;
+  loop.Post([&] {
+    loop.Post([&] { ran.push_back(1); });
+    other = std::thread([&] {
+      loop.Post([&] {
+        ran.push_back(2);
+        loop.Post([&] {
+          ran.push_back(3);
+          loop.Stop();
+        });
+      });
+    });
+    other.join();
+  });
+  loop.Run();
+  EXPECT_THAT(ran, ElementsAre(1, 2, 3));
+}
+
+// A task that always posts itself must not keep timers and sockets from their turn.
+TEST(Loop, ATaskThatPostsItselfLeavesRoomForTimers) {
+  Loop loop;
+  int runs = 0;
+  std::function<void()> again = [&] {
+    ++runs;
+    loop.Post(again);
+  };
+  loop.Post(again);
+  loop.RunAfter(5 * kMillisecond, [&] { loop.Stop(); });
+  loop.Run();
+  EXPECT_GT(runs, 1);
+}
+
+TEST(Loop, WhatWasPostedInsideRunsInTheNextRun) {
+  Loop loop;
+  bool ran = false;
+  loop.Post([&] {
+    loop.Stop();
+    loop.Post([&] {
+      loop.Post([&] {
+        ran = true;
+        loop.Stop();
+      });
+    });
+  });
+  loop.Run();
+  loop.Run();
+  EXPECT_TRUE(ran);
+}
+
 TEST(Loop, TimersFireInOrderAndCanBeCancelled) {
   Loop loop;
   std::vector<int> fired;
