@@ -23,6 +23,7 @@ constexpr size_t kAddressBytesMax = 512;                // "host:port"
 // --- Control streams (cluster/stream.h).
 constexpr size_t kControlFrameBytesMax = 1u << 20;      // messages joined in one frame (a larger one travels alone)
 constexpr size_t kStreamReplayBytesMax = 64u << 20;     // at this many unacknowledged bytes the sender parks
+constexpr size_t kStreamAckBytes = 1u << 20;            // received so much: acknowledged at once, else with the next frame
 
 // --- Leases (leases.md "Times"): L >= 1.223 k H + 1.1 D with H = 250 ms, k = 6, D = 300 ms.
 constexpr DurationNs kHeartbeatDefault = 250 * kMillisecond;
@@ -60,7 +61,9 @@ constexpr size_t kLookupChunksInFlightMax = 4;          // per Lookup, of kTrans
 constexpr size_t kStringArrayBytesMax = 256u << 20;     // one shard of a string array, kept in the proxy
 constexpr size_t kHostBuffersPerSessionMax = 1'000'000; // stores and results that are not consumed
 constexpr size_t kSessionQueuedRequestsMax = 16'384;    // read and not looked at; above, the stream is not read
-constexpr DurationNs kPausedSessionLook = 200 * kMillisecond;  // how often a stream that is not read is looked at
+constexpr DurationNs kLazyDelay = 1 * kMillisecond;     // what no client waits for is collected so long, both ways ...
+constexpr size_t kLazyAnswersMax = 64;                  // ... or until there are so many answers
+constexpr int kDoorThreadsMax = 4;                      // that serve all calls of clients
 constexpr size_t kSessionsMax = 4096;                   // open at one time, per proxy
 constexpr size_t kCitedContextsMax = 4096;              // failed requests whose traceback a client keeps, per session
 constexpr DurationNs kClientKeepAlive = 20 * kSecond;   // pings of the server; a dead client host is seen within two
@@ -100,6 +103,8 @@ constexpr size_t kLaunchesPerWorkerUnfinishedMax = 4096;  // above, the controll
 constexpr int kPlacedWhileUnknown = 2;                  // K while a program's run time is unknown
 constexpr DurationNs kLaunchAgeMax = 1 * kSecond;       // runnable for so long: goes first
 constexpr size_t kWorkerNodesMax = 65'536;              // unfinished nodes; a controller that sends more is mistaken
+constexpr DurationNs kProgressDelay = 1 * kMillisecond; // ends of launches that nobody waits for are collected so long ...
+constexpr size_t kProgressTicketsMax = 64;              // ... or until there are so many
 constexpr size_t kExplainedNodesMax = 256;              // of each kind, in the answer to Explain
 constexpr size_t kExplainedReasonsMax = 16;             // per node
 

@@ -130,13 +130,16 @@ class StreamSender {
 // Thread-safety: one thread.
 class StreamReceiver {
  public:
-  // A frame has messages first, first + 1, ...: returns how many at its start to skip (duplicates, acknowledged
-  // again); the rest is to be applied now, in order. INVALID_ARGUMENT on a gap (refused: applying past it would lose
-  // a message): close the connection; the resume handshake repairs it.
-  absl::StatusOr<size_t> OnFrame(uint64_t first, size_t count) {
+  explicit StreamReceiver(size_t ack_bytes = limits::kStreamAckBytes) : ack_bytes_(ack_bytes) {}
+
+  // A frame of `bytes` bytes has messages first, first + 1, ...: returns how many at its start to skip (duplicates,
+  // acknowledged again); the rest is to be applied now, in order. INVALID_ARGUMENT on a gap (refused: applying past
+  // it would lose a message): close the connection; the resume handshake repairs it.
+  absl::StatusOr<size_t> OnFrame(uint64_t first, size_t count, size_t bytes) {
     if (fenced_) return absl::FailedPreconditionError("the stream's grant has ended");
     if (count == 0) return size_t{0};
-    ack_due_ = true;
+    unacknowledged_bytes_ += bytes;
+    repeated_ = repeated_ || first <= applied_;
     if (first == 0 || first > applied_ + 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("message ", first, " came after message ", applied_, ": messages are missing between"));
@@ -148,15 +151,21 @@ class StreamReceiver {
   }
 
   uint64_t applied() const { return applied_; }  // what to acknowledge
-  // Whether something came since the last acknowledgement was made (also duplicates: their sender waits for it).
-  bool ack_due() const { return ack_due_; }
-  void AckMade() { ack_due_ = false; }
+  // Every frame and heartbeat carries an acknowledgement. Whether one is to be sent for its own sake: the sender holds
+  // much for us, or repeats what it believes lost.
+  bool ack_due() const { return repeated_ || unacknowledged_bytes_ >= ack_bytes_; }
+  void AckMade() {
+    unacknowledged_bytes_ = 0;
+    repeated_ = false;
+  }
 
   void Fence() { fenced_ = true; }
 
  private:
+  size_t ack_bytes_;
   uint64_t applied_ = 0;
-  bool ack_due_ = false;
+  size_t unacknowledged_bytes_ = 0;
+  bool repeated_ = false;
   bool fenced_ = false;
 };
 

@@ -120,28 +120,42 @@ TEST(StreamSender, FencedNeverResumes) {
 
 TEST(StreamReceiver, AppliesExactlyTheNext) {
   StreamReceiver receiver;
-  EXPECT_EQ(*receiver.OnFrame(1, 3), 0u);
+  EXPECT_EQ(*receiver.OnFrame(1, 3, 30), 0u);
   EXPECT_EQ(receiver.applied(), 3u);
+  EXPECT_FALSE(receiver.ack_due());
+  EXPECT_EQ(*receiver.OnFrame(2, 3, 30), 2u);  // 2 and 3 are known, 4 is new
+  EXPECT_EQ(receiver.applied(), 4u);
   EXPECT_TRUE(receiver.ack_due());
   receiver.AckMade();
-  EXPECT_EQ(*receiver.OnFrame(2, 3), 2u);  // 2 and 3 are known, 4 is new
-  EXPECT_EQ(receiver.applied(), 4u);
-  receiver.AckMade();
-  EXPECT_EQ(*receiver.OnFrame(1, 4), 4u);  // all known: acknowledged again, else the sender parks for ever
+  EXPECT_EQ(*receiver.OnFrame(1, 4, 40), 4u);  // all known: acknowledged again, else the sender parks for ever
   EXPECT_TRUE(receiver.ack_due());
   EXPECT_EQ(receiver.applied(), 4u);
+}
+
+// What the sender must keep for replay stays bounded, however little there is to say in the other direction.
+TEST(StreamReceiver, AcknowledgesMuchAtOnce) {
+  StreamReceiver receiver(/*ack_bytes=*/100);
+  ASSERT_TRUE(receiver.OnFrame(1, 1, 60).ok());
+  EXPECT_FALSE(receiver.ack_due());
+  ASSERT_TRUE(receiver.OnFrame(2, 1, 40).ok());
+  EXPECT_TRUE(receiver.ack_due());
+  receiver.AckMade();
+  EXPECT_FALSE(receiver.ack_due());
+  ASSERT_TRUE(receiver.OnFrame(0, 0, 500).ok());  // a heartbeat: nothing to acknowledge
+  EXPECT_FALSE(receiver.ack_due());
+  static_assert(limits::kStreamAckBytes < limits::kStreamReplayBytesMax);
 }
 
 // Counterexample: applying 3 after 1 loses 2, and the cumulative acknowledgement then tells the sender to forget it.
 TEST(StreamReceiver, RefusesGaps) {
   StreamReceiver receiver;
-  ASSERT_TRUE(receiver.OnFrame(1, 1).ok());
-  EXPECT_EQ(receiver.OnFrame(3, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(receiver.OnFrame(1, 1, 10).ok());
+  EXPECT_EQ(receiver.OnFrame(3, 1, 10).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(receiver.applied(), 1u);
-  EXPECT_EQ(*receiver.OnFrame(2, 2), 0u);
-  EXPECT_EQ(receiver.OnFrame(0, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(*receiver.OnFrame(2, 2, 10), 0u);
+  EXPECT_EQ(receiver.OnFrame(0, 1, 10).status().code(), absl::StatusCode::kInvalidArgument);
   receiver.Fence();
-  EXPECT_FALSE(receiver.OnFrame(4, 1).ok());
+  EXPECT_FALSE(receiver.OnFrame(4, 1, 10).ok());
 }
 
 // Random cuts, losses and repetitions: every message is applied once, in order.
@@ -170,7 +184,7 @@ TEST(Stream, RandomRuns) {
           if (!wire.empty()) {
             auto [first, messages] = wire.front();
             if (random.NextBelow(4) != 0) wire.pop_front();  // else it comes again
-            auto skip = receiver.OnFrame(first, messages.size());
+            auto skip = receiver.OnFrame(first, messages.size(), 10);
             if (!skip.ok()) {
               up = false;
             } else {

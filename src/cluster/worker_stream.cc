@@ -42,7 +42,8 @@ absl::Status WorkerStream::OnFrame(absl::string_view payload,
   if (absl::Status status = sender_.OnAck(frame.ack()); !status.ok()) return status;
   MoveParked();
   if (frame.has_heartbeat()) on_heartbeat(frame.heartbeat());
-  absl::StatusOr<size_t> skip = receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.reports_size()));
+  absl::StatusOr<size_t> skip =
+      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.reports_size()), payload.size());
   if (!skip.ok()) return skip.status();
   for (int i = static_cast<int>(*skip); i < frame.reports_size(); ++i) on_report(frame.reports(i));
   return absl::OkStatus();
