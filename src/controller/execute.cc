@@ -107,6 +107,7 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
   launch->set_executable(program->id.value());
   launch->set_session(session.value());
   launch->set_user_context(user_context);
+  launch->set_report_at_once(args.end_is_awaited);
   if (!args.call_site.empty()) launch->set_call_site(args.call_site);
   launch->mutable_devices()->Add(placement->ordinals.begin(), placement->ordinals.end());
   launch->mutable_args()->Reserve(static_cast<int>(parameters));

@@ -151,7 +151,8 @@ void SimWorker::OnFrame(const Grant& grant, const std::string& payload) {
     fabric_->ToProxy(self_, grant_,
                      JoinControlFrame(0, receiver_.applied(), kControlFrameReports, {}, answer.SerializeAsString()));
   }
-  absl::StatusOr<size_t> skip = receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()));
+  absl::StatusOr<size_t> skip =
+      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()), payload.size());
   if (!skip.ok()) return world_->Violation(skip.status().ToString());
   for (int i = static_cast<int>(*skip); i < frame.ops_size() && !fenced_; ++i) core_->OnOp(frame.ops(i), world_->now());
   FlushSoon();
@@ -162,13 +163,22 @@ void SimWorker::FlushSoon() {
   flush_posted_ = true;
   Later(1 * kMicrosecond, [this] {
     flush_posted_ = false;
-    Flush();
+    Flush(/*late=*/false);
   });
 }
 
-void SimWorker::Flush() {
+// As worker/shell/control_session.cc and inbox.h: progress that nobody waits for leaves with the next frame, or late.
+void SimWorker::Flush(bool late) {
   if (core_ == nullptr || fenced_) return;
-  core_->Flush();
+  core_->Flush(late);
+  if (sender_.HasUnsent()) core_->Flush(/*all=*/true);
+  if (core_->HoldsProgress() && !late_flush_posted_) {
+    late_flush_posted_ = true;
+    Later(limits::kProgressDelay, [this] {
+      late_flush_posted_ = false;
+      Flush(/*late=*/true);
+    });
+  }
   while (connected_ && (sender_.HasUnsent() || receiver_.ack_due())) {
     StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
     receiver_.AckMade();

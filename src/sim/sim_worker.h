@@ -144,7 +144,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   };
 
   void FlushSoon();
-  void Flush();
+  void Flush(bool late);
   void OpenStream(const Grant& grant);
   void StartIfFirst(const std::shared_ptr<Run>& run);   // on all its devices
   void Start(const std::shared_ptr<Run>& run);
@@ -178,6 +178,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   StreamReceiver receiver_;
   bool connected_ = false;
   bool flush_posted_ = false;
+  bool late_flush_posted_ = false;
   uint64_t heartbeat_number_ = 0;
   int64_t echo_ns_ = 0;
 

@@ -30,7 +30,7 @@ void Reporter::TransferDone(TransferId transfer, const Poison* poison) {
   Now(std::move(report));
 }
 
-void Reporter::Flush(uint64_t epoch, uint64_t done_through) {
+void Reporter::Flush(bool all, uint64_t epoch, uint64_t done_through) {
   if (!keys_.empty()) {
     WorkerReport report;
     for (uint64_t key : keys_) report.mutable_uploads_done()->add_keys(key);
@@ -44,7 +44,8 @@ void Reporter::Flush(uint64_t epoch, uint64_t done_through) {
     Now(std::move(report));
     transfers_.clear();
   }
-  if (!tickets_.empty()) {
+  if (!tickets_.empty() && (all || hurried_ || tickets_.size() >= limits::kProgressTicketsMax)) {
+    hurried_ = false;
     WorkerReport report;
     Progress* progress = report.mutable_progress();
     progress->set_epoch(epoch);

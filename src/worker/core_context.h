@@ -31,15 +31,19 @@ class Reporter {
   }
   void Failed(const std::vector<BufferRef>& refs, const Poison& poison);
   void NodeEnded(Ticket ticket) { tickets_.push_back(ticket); }
+  void Hurry() { hurried_ = true; }   // somebody waits for one of the ended nodes
   void UploadDone(uint64_t key) { keys_.push_back(key); }
   // Failures are reported now.
   void TransferDone(TransferId transfer, const Poison* poison);
-  void Flush(uint64_t epoch, uint64_t done_through);
+  // `all`: the progress too, even if nobody is in a hurry for it and there is little.
+  void Flush(bool all, uint64_t epoch, uint64_t done_through);
+  bool HoldsProgress() const { return !muted_ && !tickets_.empty(); }
   void Mute() { muted_ = true; }  // fenced: nothing is said any more
 
  private:
   WorkerSink* const sink_;
   bool muted_ = false;
+  bool hurried_ = false;
   std::vector<Ticket> tickets_;
   std::vector<uint64_t> keys_;
   std::vector<TransferId> transfers_;

@@ -258,6 +258,7 @@ void LaunchQueue::Reject(const Launch& op, const absl::Status& why) {
       if (buffer != nullptr && buffer->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*buffer);
     }
   }
+  if (op.report_at_once()) context_->report.Hurry();
   context_->NodeEnded(ticket);
 }
 
@@ -474,6 +475,7 @@ void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
     buffers.Unpin(*buffer);
   }
   context_->report.Failed(refs, *why);
+  if (node.op->report_at_once()) context_->report.Hurry();
   context_->NodeEnded(node.ticket);
   for (uint32_t device : node.devices) --queued_on_[device];
   Program& program = *node.program;
@@ -502,6 +504,8 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
     --queued_on_[device];
   }
   ++running_;
+  ++placed_;
+  if (node.op->report_at_once()) ++hurried_;
   context_->sink->HandOver(node.op, place);
   for (Buffer* buffer : node.outputs) {
     buffer->in_shell = true;
@@ -583,6 +587,11 @@ void LaunchQueue::End(Node& node) {
     buffers.Unpin(*buffer);
   }
   if (poison != nullptr) context_->report.Failed(failed, *poison);
+  --placed_;
+  if (node.op->report_at_once()) {
+    --hurried_;
+    context_->report.Hurry();
+  }
   context_->NodeEnded(node.ticket);
   by_ticket_.erase(node.ticket);
   launches_.Erase(node.self);

@@ -43,6 +43,8 @@ class LaunchQueue {
   size_t launches() const { return launches_.size(); }
   size_t executables() const { return programs_.size(); }
   size_t running() const { return running_; }
+  bool AnyQueued() const { return launches_.size() > placed_; }
+  bool AnyHurried() const { return hurried_ > 0; }   // handed over, and somebody waits for the end
   bool AnyRunningOn(uint32_t device) const { return !in_order_[device].empty(); }
   uint64_t epoch() const { return sequencer_.epoch(); }
   uint64_t done_through() const { return sequencer_.done_through(); }
@@ -112,6 +114,8 @@ class LaunchQueue {
   std::vector<std::deque<SlabHandle>> in_order_;    // per device: handed over and not ended, as in the log
   std::vector<uint32_t> queued_on_;
   std::vector<uint32_t> look_at_;                   // devices whose oldest launch may have ended
+  size_t placed_ = 0;                               // handed over and not ended
+  size_t hurried_ = 0;                              // of those
   size_t running_ = 0;                              // handed over, and the shell has not said that it is done
   bool place_again_ = false;
 };

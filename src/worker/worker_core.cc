@@ -128,7 +128,13 @@ class WorkerCore::Impl {
   LaunchQueue& launches() { return launches_; }
   Transfers& transfers() { return transfers_; }
   Observers& observers() { return observers_; }
-  void Flush() { context_.report.Flush(launches_.epoch(), launches_.done_through()); }
+  void Flush(bool all) { context_.report.Flush(all, launches_.epoch(), launches_.done_through()); }
+  bool HoldsProgress() const { return context_.report.HoldsProgress(); }
+  bool WaitsForLaunches() const {
+    return context_.fenced || launches_.AnyHurried() || launches_.AnyQueued() || observers_.reads() > 0 ||
+           observers_.watches() > 0 || transfers_.publishes() > 0 || transfers_.make_parts() > 0 ||
+           context_.memory.AnyWaiting();
+  }
 
  private:
   void Route(const BufferTable::Wake& wake, TimeNs now) {
@@ -287,7 +293,9 @@ void WorkerCore::OnReadQuiet(uint64_t read, TimeNs now) {
   impl_->Settle(now);
 }
 void WorkerCore::OnTime(TimeNs now) { impl_->Settle(now); }
-void WorkerCore::Flush() { impl_->Flush(); }
+void WorkerCore::Flush(bool all) { impl_->Flush(all); }
+bool WorkerCore::HoldsProgress() const { return impl_->HoldsProgress(); }
+bool WorkerCore::WaitsForLaunches() const { return impl_->WaitsForLaunches(); }
 void WorkerCore::Fence(const absl::Status& why, TimeNs now) { impl_->Fence(why, now); }
 bool WorkerCore::OldWorkEnded() const { return impl_->OldWorkEnded(); }
 void WorkerCore::FillDeviceUse(Heartbeat* heartbeat) const { impl_->FillDeviceUse(heartbeat); }

@@ -108,8 +108,12 @@ class WorkerCore {
   void OnTime(TimeNs now);
 
   // Errors, answers to reads, watches and loads are reported at once. What merely ended is collected and reported by
-  // Flush (UploadsDone, TransfersDone, then one Progress): the shell calls it once per wake-up of its loop.
-  void Flush();
+  // Flush (UploadsDone, TransfersDone, then one Progress): the shell calls it once per wake-up of its loop. `all`: also
+  // progress that nobody waits for; call that within limits::kProgressDelay while HoldsProgress.
+  void Flush(bool all = true);
+  bool HoldsProgress() const;
+  // Something here waits for a launch that runs to end: tell it at once. Otherwise an end may be told late.
+  bool WaitsForLaunches() const;
 
   // Fenced: queued nodes are dropped, pulls cancelled, reports stop. What is handed over runs to its end; OldWorkEnded
   // turns true when nothing of it can touch a device or another process's memory any more.

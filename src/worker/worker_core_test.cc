@@ -85,6 +85,60 @@ TEST_F(WorkerCoreTest, ChainIsHandedOverAtOnce) {
   EXPECT_THAT(Reports(), IsEmpty());
 }
 
+// ---------------------------------------------------------------- what is told when
+
+TEST_F(WorkerCoreTest, ProgressThatNobodyWaitsForIsCollected) {
+  Load(1, {{100}, {100}});
+  Resident(1, 1, 100);
+  uint64_t ticket = 1;
+  auto run = [&](bool report_at_once) {
+    WorkerOp op = LaunchOp(++ticket, 1, {1}, {ticket});
+    op.mutable_launch()->set_report_at_once(report_at_once);
+    Op(std::move(op));
+    Done(ticket);
+    core_->Flush(/*all=*/false);
+    return sink_.TakeReports();
+  };
+  EXPECT_THAT(run(false), IsEmpty());
+  EXPECT_TRUE(core_->HoldsProgress());
+  EXPECT_THAT(run(true), ElementsAre("Progress e1 @2 t2,t3"));  // those before it come along
+  EXPECT_FALSE(core_->HoldsProgress());
+  for (size_t i = 1; i < limits::kProgressTicketsMax; ++i) ASSERT_THAT(run(false), IsEmpty());
+  EXPECT_EQ(run(false).size(), 1u);
+  EXPECT_THAT(run(false), IsEmpty());
+  core_->Flush();
+  EXPECT_EQ(sink_.TakeReports().size(), 1u);
+  EXPECT_FALSE(core_->HoldsProgress());
+}
+
+TEST_F(WorkerCoreTest, SaysWhetherAnEndIsWaitedFor) {
+  Load(1, {{100}, {100}});
+  Resident(1, 1, 100);
+  EXPECT_FALSE(core_->WaitsForLaunches());
+  Op(LaunchOp(2, 1, {1}, {2}));
+  Op(LaunchOp(3, 1, {2}, {3}));
+  EXPECT_FALSE(core_->WaitsForLaunches());  // both run, nobody asks
+  Op(LaunchOp(4, 1, {3}, {4}));
+  EXPECT_TRUE(core_->WaitsForLaunches());   // it needs the place of one that runs
+  Done(2);
+  EXPECT_FALSE(core_->WaitsForLaunches());
+  Op(WatchOp(9, {4}));
+  EXPECT_TRUE(core_->WaitsForLaunches());
+  Done(3);
+  EXPECT_TRUE(core_->WaitsForLaunches());
+  Done(4);
+  EXPECT_FALSE(core_->WaitsForLaunches());
+  WorkerOp awaited = LaunchOp(5, 1, {4}, {5});
+  awaited.mutable_launch()->set_report_at_once(true);
+  Op(std::move(awaited));
+  EXPECT_TRUE(core_->WaitsForLaunches());
+  Done(5);
+  EXPECT_FALSE(core_->WaitsForLaunches());
+  Op(LaunchOp(6, 1, {5}, {6}));
+  Op(ReadOp(20, 6));
+  EXPECT_TRUE(core_->WaitsForLaunches());
+}
+
 TEST_F(WorkerCoreTest, LaunchWaitsForItsLoad) {
   Resident(1, 1, 100);
   EXPECT_THAT(Op(LoadOp(1, {{100}, {100}})), ElementsAre("Load x1"));

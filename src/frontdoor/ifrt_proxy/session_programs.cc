@@ -430,6 +430,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
     launch.non_donatable.assign(keep.begin(), keep.end());
     for (int32_t id : execute.device_ids()) launch.devices.push_back(DeviceId(id));
     launch.launch_id = execute.execute_options().launch_id();
+    launch.end_is_awaited = wants_status;
     const auto& custom = execute.execute_options().custom_options().attributes();
     auto location = custom.find("call_location");
     if (location != custom.end()) launch.call_site = location->second.string_value();

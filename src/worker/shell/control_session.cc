@@ -40,7 +40,7 @@ absl::Status ControlSession::OnFrame(absl::string_view payload) {
     }
   }
   LB_ASSIGN_OR_RETURN(size_t skip,
-                      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size())));
+                      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()), payload.size()));
   const TimeNs now = context_->Now();
   for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) {
     shell_.core().OnOp(std::move(*frame.mutable_ops(i)), now);
@@ -55,9 +55,10 @@ void ControlSession::QueueReport(WorkerReport report) {
   if (!parked_.empty() || !sender_.TryPush(bytes, size)) parked_.push_back(std::move(bytes));
 }
 
-void ControlSession::Flush() {
-  if (fenced_) return;
-  shell_.core().Flush();
+bool ControlSession::Flush(bool late) {
+  if (fenced_) return false;
+  shell_.core().Flush(late);
+  if (sender_.HasUnsent()) shell_.core().Flush(/*all=*/true);  // the frame goes anyway
   while (!parked_.empty()) {
     const size_t size = parked_.front().size();
     if (!sender_.TryPush(parked_.front(), size)) break;
@@ -70,6 +71,7 @@ void ControlSession::Flush() {
       sender_.OnDisconnect();
     }
   }
+  return shell_.core().HoldsProgress();
 }
 
 void ControlSession::SendHeartbeat() {

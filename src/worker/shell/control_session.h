@@ -47,8 +47,9 @@ class ControlSession {
   // A kFrameControl payload. An error: close the connection, the proxy resumes it.
   absl::Status OnFrame(absl::string_view payload);
 
-  // Sends what has been reported since the last call; once per turn of the loop.
-  void Flush();
+  // Sends what has been reported since the last call; once per turn of the loop. True: progress that nobody waits for
+  // was put off; it leaves with the next frame, or with Flush(late = true).
+  bool Flush(bool late);
   void SendHeartbeat();
 
   // The grant has ended: the replay buffer goes, queued work is dropped, the data plane is shut: when this returns no byte

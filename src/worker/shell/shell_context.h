@@ -45,19 +45,31 @@ struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   TimeNs Now() const { return loop->Now(); }
 
   // Runs `event` on the loop, later; never from inside (the core is not called back from its own sink).
-  void Post(Inbox::Event event) {
-    inbox->Push([self = shared_from_this(), event = std::move(event)]() mutable {
-      if (!self->closed) event();
-    });
+  template <typename Event>
+  void Post(Event event) {
+    inbox->Push(Guarded(std::move(event)));
+  }
+  // The same for ends of launches: in order, but late while nobody waits for one.
+  template <typename Event>
+  void PostLate(Event event) {
+    inbox->PushLate(Guarded(std::move(event)));
   }
 
   // For pieces of work that end with an event: the grant's shell is not destroyed while any is open.
   void Begin() { ++open; }
-  void PostEnd(Inbox::Event event) {
+  template <typename Event>
+  void PostEnd(Event event) {
     Post([this, event = std::move(event)]() mutable {
       --open;
       event();
     });
+  }
+
+  template <typename Event>
+  auto Guarded(Event event) {
+    return [self = shared_from_this(), event = std::move(event)]() mutable {
+      if (!self->closed) event();
+    };
   }
 
   dataplane::Key KeyOf(DataKeyKind kind, uint64_t id) const { return {space, DataKeyId(kind, id)}; }

@@ -70,7 +70,7 @@ absl::Status WorkerProcess::InitPlugin() {
   limits_.policy_seed = SystemRandom().Next();
   dispatcher_ = std::make_unique<Dispatcher>(devices);
   pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
-  inbox_ = std::make_shared<Inbox>(loop_, [this] { EndOfTurn(); });
+  inbox_ = std::make_shared<Inbox>(loop_, [this](bool late) { return EndOfTurn(late); });
   LogInfo("PJRT plugin ", plugin->path(), " (sha256 ", plugin->sha256(), "), platform ", client_->platform_name(), " ",
           client_->platform_version(), ", C API ", plugin->api_major(), ".", plugin->api_minor(), ": ", devices,
           " devices, ", limit, " bytes each",
@@ -259,7 +259,7 @@ void WorkerProcess::OnTick() {
     if (!session->Idle()) ++busy_ticks_;
   }
   trimmer_.Tick(ops + busy_ticks_, now);
-  EndOfTurn();
+  EndOfTurn(/*late=*/true);
   if (draining_ && now >= drain_until_) {
     draining_ = false;
     LogWarning("the drain's grace has passed; what is left here is lost");
@@ -267,9 +267,17 @@ void WorkerProcess::OnTick() {
   }
 }
 
-void WorkerProcess::EndOfTurn() {
-  for (auto& [slice, session] : sessions_) session->Flush();
-  if (!fenced_.empty() || draining_) CheckOldWork();
+Inbox::Outlook WorkerProcess::EndOfTurn(bool late) {
+  Inbox::Outlook outlook;
+  for (auto& [slice, session] : sessions_) {
+    outlook.put_off |= session->Flush(late);
+    outlook.in_a_hurry |= session->shell().core().WaitsForLaunches();
+  }
+  if (!fenced_.empty() || draining_) {
+    outlook.in_a_hurry = true;
+    CheckOldWork();
+  }
+  return outlook;
 }
 
 void WorkerProcess::Drain(const std::string& reason) {

@@ -74,7 +74,7 @@ class WorkerProcess {
   ControlSession& SessionOf(const ControlStreamId& stream);
   void OnFence(const Grant& grant, const absl::Status& why);
   void OnTick();
-  void EndOfTurn();
+  Inbox::Outlook EndOfTurn(bool late);
   void CheckOldWork();
   ControlSession* FindSession(const ControlStreamId& stream);
   void WakeUp();

@@ -77,21 +77,22 @@ void WorkerShell::Free(BufferRef ref) { context_->store.Erase(ref); }
 void WorkerShell::PeerLost(Incarnation peer, const absl::Status& why) { context_->data_plane->ClosePeer(peer, why); }
 
 void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*place*/) {
-  const Ticket ticket(launch->ticket());
-  std::vector<int> devices(launch->devices().begin(), launch->devices().end());
   ++launches_open_;
   absl::StatusOr<LaunchWork> work = Resolve(*launch);
   if (!work.ok()) {
-    const TimeNs now = context_->Now();
-    context_->Post([this, ticket, status = work.status(), now] { OnLaunchDone(ticket, {}, status, now, now); });
+    context_->Post([this, ticket = Ticket(launch->ticket()), status = work.status()] {
+      --launches_open_;
+      core_.OnLaunchDone(ticket, status, 0, context_->Now());
+    });
     return;
   }
+  std::vector<int> devices = work->devices;
   context_->dispatcher->Enqueue(
-      devices, [this, context = context_, ticket, devices, work = *std::move(work)]() mutable {
+      std::move(devices), [this, context = context_, launch = std::move(launch), work = *std::move(work)]() mutable {
         IssueLaunch(context->io->client(), std::move(work), *context->loop,
-                    [this, context, ticket, devices](absl::Status status, TimeNs start, TimeNs end) {
-                      context->Post([this, ticket, devices, status = std::move(status), start, end] {
-                        OnLaunchDone(ticket, devices, status, start, end);
+                    [this, context, launch = std::move(launch)](absl::Status status, TimeNs start, TimeNs end) {
+                      context->PostLate([this, launch, status = std::move(status), start, end] {
+                        OnLaunchDone(*launch, status, start, end);
                       });
                     });
       });
@@ -170,16 +171,15 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
   return work;
 }
 
-void WorkerShell::OnLaunchDone(Ticket ticket, const std::vector<int>& devices, const absl::Status& status, TimeNs start,
-                               TimeNs end) {
+void WorkerShell::OnLaunchDone(const Launch& launch, const absl::Status& status, TimeNs start, TimeNs end) {
   --launches_open_;
   DurationNs run = 0;
-  for (int device : devices) {
-    TimeNs& busy_until = device_busy_until_[static_cast<size_t>(device)];
+  for (uint32_t device : launch.devices()) {
+    TimeNs& busy_until = device_busy_until_[device];
     run = std::max(run, end - std::max(start, busy_until));
     busy_until = std::max(busy_until, end);
   }
-  core_.OnLaunchDone(ticket, status, std::max<DurationNs>(run, 0), context_->Now());
+  core_.OnLaunchDone(Ticket(launch.ticket()), status, std::max<DurationNs>(run, 0), context_->Now());
 }
 
 }  // namespace landbridge

@@ -69,8 +69,7 @@ class WorkerShell : public WorkerSink {
 
  private:
   absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
-  void OnLaunchDone(Ticket ticket, const std::vector<int>& devices, const absl::Status& status, TimeNs start,
-                    TimeNs end);
+  void OnLaunchDone(const Launch& launch, const absl::Status& status, TimeNs start, TimeNs end);
 
   const std::shared_ptr<ShellContext> context_;
   const std::function<void(WorkerReport)> report_;
