@@ -70,6 +70,7 @@ absl::Status ProxyProcess::Run() {
   door.space = life_.value();
   door.shared_directory = options_.shared_directory;
   door.now = [] { return MonotonicClock().Now(); };
+  door.run_after = [this](DurationNs delay, std::function<void()> task) { loop_.RunAfter(delay, std::move(task)); };
   door_ = std::make_unique<IfrtFrontDoor>(
       std::move(door), &controller_,
       [this](absl::AnyInvocable<void()> task) {

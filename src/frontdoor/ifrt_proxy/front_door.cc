@@ -1,12 +1,8 @@
 #include "frontdoor/ifrt_proxy/front_door.h"
 
 #include <atomic>
-#include <chrono>
-#include <deque>
 #include <utility>
 #include <variant>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -65,8 +61,10 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     Session(Impl* owner, std::shared_ptr<SessionPipe> pipe_in, std::string peer_in, SessionCore::Options core_options)
         : door(owner), pipe(std::move(pipe_in)), peer(std::move(peer_in)),
           core(core_options, owner->controller_, this) {}
-    void Respond(std::unique_ptr<SessionPipe::Response> response) override {
-      if (out.empty()) door->touched_.push_back(core.session());
+    void Respond(std::unique_ptr<SessionPipe::Response> response, bool awaited) override {
+      if (!touched) door->touched_.push_back(core.session());
+      touched = true;
+      hurry = hurry || awaited;
       out.push_back(std::move(response));
     }
     RequestId NewRequestId() override {
@@ -115,6 +113,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     const std::shared_ptr<SessionPipe> pipe;
     const std::string peer;
     std::vector<std::unique_ptr<SessionPipe::Response>> out;
+    bool touched = false;   // by this turn
+    bool hurry = false;     // the client waits for one of `out`
     SessionCore core;
   };
 
@@ -127,6 +127,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void Turn(SessionId session);
   void StartCompile(SessionId session, uint64_t token, std::string program, std::string options);
   void OnCompiled(SessionId session, uint64_t token, CompileResult result);
+  void Answer(Session& session);
+  void AnswerLater();
   template <typename F>
   void PostSelf(F run) {
     post_([weak = weak_from_this(), run = std::move(run)]() mutable {
@@ -141,8 +143,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   dataplane::DataPlane* const data_plane_;
   std::shared_ptr<HostBuffers> buffers_;
 
-  std::unique_ptr<GrpcService> service_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<GrpcServer> server_;
   std::atomic<uint64_t> next_session_{1};
   std::atomic<size_t> session_count_{0};
   absl::Mutex pipes_mutex_;
@@ -163,6 +164,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   bool drain_posted_ = false;
   int depth_ = 0;                                   // inside a turn: what is recorded is worked off at its end
   std::vector<SessionId> touched_;                  // have responses to be written
+  bool answers_put_off_ = false;                    // a timer runs for sessions whose responses can wait
   absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
   uint64_t sessions_opened_ = 0, requests_seen_ = 0;
 };
@@ -176,42 +178,19 @@ absl::StatusOr<int> IfrtFrontDoor::Impl::Start(const std::string& listen_address
   hooks.release_read = [this](RequestId read) {
     PostSelf([read](Impl& self) { self.controller_->ReleaseRead(read); });
   };
-  service_ = std::make_unique<GrpcService>(std::move(hooks), buffers_, data_plane_, options_.shared_directory);
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(listen_address, grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(-1);  // programs with constants are large; sizes are checked where they mean memory
-  builder.SetMaxSendMessageSize(-1);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a busy port is an error
-  // Notice a dead client host; never end an idle session, and never mind a client's own pings.
-  const int keepalive_ms = static_cast<int>(limits::kClientKeepAlive / kMillisecond);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
-  builder.RegisterService(service_.get());
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    server_.reset();
-    return absl::FailedPreconditionError(absl::StrCat("Cannot listen on ", listen_address,
-                                                      ": is the port taken, or the address not ours?"));
-  }
-  return port;
+  LB_ASSIGN_OR_RETURN(server_, GrpcServer::Start(listen_address, std::move(hooks), buffers_, data_plane_,
+                                                 options_.shared_directory));
+  return server_->port();
 }
 
 void IfrtFrontDoor::Impl::Stop() {
+  std::vector<std::shared_ptr<SessionPipe>> pipes;
   {
     absl::MutexLock lock(&pipes_mutex_);
     stopping_ = true;
-    for (auto& [session, pipe] : pipes_) pipe->Close();
+    for (auto& [session, pipe] : pipes_) pipes.push_back(pipe);
   }
-  if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now());
-  server_->Wait();
+  for (const auto& pipe : pipes) pipe->Close();
   server_.reset();
 }
 
@@ -283,11 +262,12 @@ void IfrtFrontDoor::Impl::SetDevices(DeviceCatalog catalog) {
 void IfrtFrontDoor::Impl::Turn(SessionId id) {
   Session* session = Find(id);
   if (session == nullptr) return;
-  const auto requests = session->pipe->TakeRequests();
+  std::vector<SessionPipe::RequestPtr> requests = session->pipe->TakeRequests();
   requests_seen_ += requests.size();
   ++depth_;
-  for (const auto& request : requests) session->core.OnRequest(*request, options_.now());
+  for (const auto& request : requests) session->core.OnRequest(request->message(), options_.now());
   --depth_;
+  session->pipe->Recycle(std::move(requests));
   Drain();
 }
 
@@ -322,8 +302,32 @@ void IfrtFrontDoor::Impl::Drain() {
   --depth_;
   for (SessionId id : std::exchange(touched_, {})) {
     Session* session = Find(id);
-    if (session != nullptr) session->pipe->PushResponses(std::exchange(session->out, {}));
+    if (session == nullptr) continue;
+    session->touched = false;
+    if (session->hurry || !options_.run_after || session->out.size() >= limits::kLazyAnswersMax) {
+      Answer(*session);
+    } else {
+      AnswerLater();
+    }
   }
+}
+
+void IfrtFrontDoor::Impl::Answer(Session& session) {
+  session.hurry = false;
+  session.pipe->PushResponses(std::exchange(session.out, {}));
+}
+
+// Each packet costs both ends a wake-up. In a run of calls that nobody waits for, some dozen answers share one.
+void IfrtFrontDoor::Impl::AnswerLater() {
+  if (std::exchange(answers_put_off_, true)) return;
+  options_.run_after(limits::kLazyDelay, [weak = weak_from_this()] {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    self->answers_put_off_ = false;
+    for (auto& [id, session] : self->sessions_) {
+      if (!session->out.empty()) self->Answer(*session);
+    }
+  });
 }
 
 void IfrtFrontDoor::Impl::OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes) {

@@ -1,7 +1,7 @@
 // The front door for stock jaxlib clients: the IFRT proxy protocol over gRPC, thin over Controller.
 //
-// Threads: gRPC's own for GetVersion and the host-buffer calls; per session one reader (decodes, posts) and one
-// writer (all responses). Everything else happens on the loop thread of the proxy, which owns the controller.
+// Threads: one lane (call.h) or a few decode all that clients send and move the bytes of host buffers. Everything else
+// happens on the loop thread of the proxy, which owns the controller and writes the answers.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,9 @@ struct IfrtFrontDoorOptions {
   size_t store_pool_bytes = limits::kStorePoolBytesDefault;  // chunks of uploads that nobody asks for yet
   // Monotonic clock, from any thread.
   std::function<TimeNs()> now;
+  // [loop] Runs the closure on the loop later. Then answers that no client waits for are collected for
+  // limits::kLazyDelay; null: each leaves at once.
+  std::function<void(DurationNs, std::function<void()>)> run_after;
 };
 
 // Thread-safety: the constructor, Start, Stop and the destructor from one owner thread that is not the loop (Start

@@ -139,6 +139,13 @@ class FrontDoorTest : public ::testing::Test {
       IfrtFrontDoorOptions options;
       options.space = FakeCluster::kSpace;
       options.now = Now;
+      options.run_after = [this](DurationNs, std::function<void()> task) {
+        if (hold_timers_) {
+          timers_.push_back(std::move(task));
+        } else {
+          loop_.Post(std::move(task));
+        }
+      };
       door_ = std::make_unique<IfrtFrontDoor>(
           std::move(options), &cluster_->controller,
           [this](absl::AnyInvocable<void()> run) { loop_.Post(std::move(run)); }, nullptr, proxy_plane_.get());
@@ -354,6 +361,8 @@ class FrontDoorTest : public ::testing::Test {
   std::unique_ptr<FakeCluster> cluster_;
   std::unique_ptr<IfrtFrontDoor> door_;
   std::atomic<int> published_{0};
+  bool hold_timers_ = false;                    // loop
+  std::vector<std::function<void()>> timers_;   // loop
   int port_ = 0;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<proxy::GrpcIfrtService::Stub> stub_;
@@ -584,6 +593,51 @@ TEST_F(FrontDoorTest, APausedSessionIsNotReadAndItsEndIsNoticed) {
     loop_.Do([&] { door_->PauseSession(SessionId(1), true); });
   }
   EXPECT_TRUE(Eventually([&] { return door_->session_count() == 0; }));
+}
+
+TEST_F(FrontDoorTest, AnswersThatNobodyWaitsForLeaveTogether) {
+  LetIn();
+  Client client(stub_.get());
+  client.Init();
+  auto destruct = [](uint64_t array) {
+    proxy::IfrtRequest request;
+    request.mutable_destruct_array_request()->add_array_handle(array);
+    return request;
+  };
+  auto seen = [&](int requests) {
+    return Eventually([&, requests] { return DoorStatus()["requests"].get<int>() >= requests; });
+  };
+  loop_.Do([this] { hold_timers_ = true; });
+  const int before = DoorStatus()["requests"].get<int>();
+  const uint64_t first = client.Send(Client::MakeArray(1, 3, 0));
+  const uint64_t second = client.Send(destruct(1));
+  ASSERT_TRUE(seen(before + 2));
+  // One timer for both; nothing has left, or it would come first.
+  loop_.Do([this] {
+    ASSERT_EQ(timers_.size(), 1u);
+    std::exchange(timers_, {})[0]();
+  });
+  EXPECT_EQ(client.Receive().response_metadata().op_id(), first);
+  EXPECT_EQ(client.Receive().response_metadata().op_id(), second);
+  // Somebody waits: everything before comes along, in order, without any timer.
+  const uint64_t third = client.Send(Client::MakeArray(2, 3, 0));
+  const uint64_t fourth = client.Send(Client::Ready(77));  // unknown: answered at once
+  EXPECT_EQ(client.Receive().response_metadata().op_id(), third);
+  EXPECT_EQ(client.Receive().response_metadata().op_id(), fourth);
+  // There are never many.
+  std::vector<uint64_t> ops;
+  for (size_t i = 0; i < limits::kLazyAnswersMax; ++i) ops.push_back(client.Send(Client::MakeArray(100 + i, 3, 0)));
+  for (uint64_t op : ops) EXPECT_EQ(client.Receive().response_metadata().op_id(), op);
+  loop_.Do([this] { hold_timers_ = false; });
+}
+
+TEST_F(FrontDoorTest, ARequestThatCanWaitIsServedAlsoWhenNothingFollows) {
+  LetIn();
+  Client client(stub_.get());
+  client.Init();
+  proxy::IfrtRequest request;
+  request.mutable_destruct_array_request()->add_array_handle(5);
+  EXPECT_EQ(client.Call(request).response_metadata().status().code(), 3);  // unknown handle
 }
 
 TEST_F(FrontDoorTest, ProgramsLargerThanGrpcsDefaultArrive) {

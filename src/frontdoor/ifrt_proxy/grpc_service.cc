@@ -1,12 +1,16 @@
 #include "frontdoor/ifrt_proxy/grpc_service.h"
 
+#include <algorithm>
+#include <chrono>
 #include <thread>
 #include <utility>
 
-#include "base/log.h"
-#include "frontdoor/ifrt_proxy/lookup_stream.h"
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "frontdoor/ifrt_proxy/lookup_call.h"
+#include "frontdoor/ifrt_proxy/session_call.h"
 #include "frontdoor/ifrt_proxy/shared_directory.h"
-#include "frontdoor/ifrt_proxy/store_stream.h"
+#include "frontdoor/ifrt_proxy/store_call.h"
 #include "frontdoor/ifrt_proxy/version.h"
 
 namespace landbridge {
@@ -15,13 +19,94 @@ namespace proxy = xla::ifrt::proxy;
 
 namespace {
 
-constexpr char kSessionKey[] = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
+// A question with one answer. Traits: Request, Response, Listen (waits for the next one), Answer.
+template <typename Traits>
+class UnaryCall final : public Call {
+ public:
+  using Response = typename Traits::Response;
+  static void Listen(GrpcDoor* door, Lane* lane) {
+    auto* call = new UnaryCall(door, lane);
+    void* tag = call->BeginTag();
+    Traits::Listen(door->service, &call->context_, &call->request_, &call->writer_, lane->queue(), tag);
+  }
 
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(status));
-  return reactor;
-}
+ private:
+  UnaryCall(GrpcDoor* door, Lane* lane) : door_(door), lane_(lane), writer_(&context_) {}
+  ~UnaryCall() override {
+    if (begun_) door_->calls.Remove();
+  }
+
+  void OnEvent(Event event, bool) override {
+    if (event != Event::kBegun) return;
+    begun_ = true;
+    door_->calls.Add();
+    Listen(door_, lane_);
+    Response response;
+    const absl::Status status = Traits::Answer(*door_, PeerHost(context_.peer()), request_, &response);
+    if (status.ok()) {
+      writer_.Finish(response, grpc::Status::OK, NewTag(Event::kFinished));
+    } else {
+      writer_.FinishWithError(ToGrpc(status), NewTag(Event::kFinished));
+    }
+  }
+
+  GrpcDoor* const door_;
+  Lane* const lane_;
+  grpc::ServerAsyncResponseWriter<Response> writer_;
+  typename Traits::Request request_;
+  bool begun_ = false;
+};
+
+struct GetVersion {
+  using Request = proxy::GrpcGetVersionRequest;
+  using Response = proxy::GrpcGetVersionResponse;
+  template <typename... Args>
+  static void Listen(IfrtService& service, grpc::ServerContext* context, Request* request,
+                     grpc::ServerAsyncResponseWriter<Response>* writer, grpc::ServerCompletionQueue* queue, void* tag) {
+    service.RequestGetVersion(context, request, writer, queue, queue, tag);
+  }
+  static absl::Status Answer(GrpcDoor&, const std::string&, const Request& request, Response* response) {
+    absl::StatusOr<proxy::IfrtProxyVersion> version = NegotiateVersion(request);
+    if (version.ok()) *response->mutable_version() = *version;
+    return version.status();
+  }
+};
+
+struct ReadFromDisk {
+  using Request = proxy::GrpcHostBufferReadFromDiskRequest;
+  using Response = proxy::GrpcHostBufferReadFromDiskResponse;
+  static void Listen(IfrtService& service, grpc::ServerContext* context, Request* request,
+                     grpc::ServerAsyncResponseWriter<Response>* writer, grpc::ServerCompletionQueue* queue, void* tag) {
+    service.RequestHostBufferReadFromDisk(context, request, writer, queue, queue, tag);
+  }
+  static absl::Status Answer(GrpcDoor& door, const std::string& peer, const Request& request, Response*) {
+    if (door.shared_directory.empty()) {
+      return absl::UnimplementedError("This server has no shared directory for uploads; unset "
+                                      "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
+    }
+    const auto& metadata = request.metadata();
+    absl::StatusOr<std::shared_ptr<const char>> bytes =
+        MapUploadedFile(door.shared_directory, metadata.handle(), metadata.buffer_size());
+    if (!bytes.ok()) return bytes.status();
+    return door.buffers->StoreMapped(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size(),
+                                     *std::move(bytes));
+  }
+};
+
+struct Delete {
+  using Request = proxy::GrpcHostBufferDeleteRequest;
+  using Response = proxy::GrpcHostBufferDeleteResponse;
+  static void Listen(IfrtService& service, grpc::ServerContext* context, Request* request,
+                     grpc::ServerAsyncResponseWriter<Response>* writer, grpc::ServerCompletionQueue* queue, void* tag) {
+    service.RequestHostBufferDelete(context, request, writer, queue, queue, tag);
+  }
+  static absl::Status Answer(GrpcDoor& door, const std::string& peer, const Request& request, Response*) {
+    absl::StatusOr<HostBuffers::Result> result =
+        door.buffers->TakeResult(request.session_id(), peer, request.handle());
+    if (result.ok() && result->read.valid()) door.hooks.release_read(result->read);
+    return result.status();
+  }
+};
 
 }  // namespace
 
@@ -35,95 +120,59 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-GrpcService::GrpcService(GrpcServiceHooks hooks, std::shared_ptr<HostBuffers> buffers,
-                         dataplane::DataPlane* data_plane, std::string shared_directory)
-    : hooks_(std::move(hooks)), buffers_(std::move(buffers)), data_plane_(data_plane),
-      shared_directory_(std::move(shared_directory)) {}
-
-grpc::ServerUnaryReactor* GrpcService::GetVersion(grpc::CallbackServerContext* context,
-                                                  const proxy::GrpcGetVersionRequest* request,
-                                                  proxy::GrpcGetVersionResponse* response) {
-  absl::StatusOr<proxy::IfrtProxyVersion> version = NegotiateVersion(*request);
-  if (version.ok()) *response->mutable_version() = *version;
-  return Answer(context, version.status());
-}
-
-grpc::Status GrpcService::IfrtSession(grpc::ServerContext* context,
-                                      grpc::ServerReaderWriter<proxy::IfrtResponse, proxy::IfrtRequest>* stream) {
-  auto header = context->client_metadata().find(kSessionKey);
-  proxy::GrpcIfrtSessionMetadata metadata;
-  if (header == context->client_metadata().end() ||
-      !metadata.ParseFromArray(header->second.data(), static_cast<int>(header->second.size()))) {
-    return ToGrpc(absl::InvalidArgumentError("IfrtSession without its metadata header"));
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& listen_address,
+                                                              GrpcServiceHooks hooks,
+                                                              std::shared_ptr<HostBuffers> buffers,
+                                                              dataplane::DataPlane* data_plane,
+                                                              std::string shared_directory) {
+  std::unique_ptr<GrpcServer> made(new GrpcServer());
+  GrpcDoor& door = made->door_;
+  door.hooks = std::move(hooks);
+  door.buffers = std::move(buffers);
+  door.data_plane = data_plane;
+  door.shared_directory = std::move(shared_directory);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(listen_address, grpc::InsecureServerCredentials(), &made->port_);
+  builder.SetMaxReceiveMessageSize(-1);  // programs with constants are large; sizes are checked where they mean memory
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a busy port is an error
+  // Notice a dead client host; never end an idle session, and never mind a client's own pings.
+  const int keepalive_ms = static_cast<int>(limits::kClientKeepAlive / kMillisecond);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+  builder.RegisterService(&door.service);
+  // With one queue its thread is the one that polls: no hand-over to another. More pay where there are many cores.
+  const int lanes = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 8, 1, limits::kDoorThreadsMax);
+  for (int i = 0; i < lanes; ++i) made->lanes_.push_back(std::make_unique<Lane>(builder.AddCompletionQueue()));
+  made->server_ = builder.BuildAndStart();
+  if (made->server_ == nullptr || made->port_ == 0) {
+    made->server_.reset();
+    return absl::FailedPreconditionError(absl::StrCat("Cannot listen on ", listen_address,
+                                                      ": is the port taken, or the address not ours?"));
   }
-  if (absl::Status status = CheckVersion(metadata.version()); !status.ok()) return ToGrpc(status);
-  absl::StatusOr<std::shared_ptr<SessionPipe>> opened =
-      hooks_.open(PeerHost(context->peer()), metadata.version().protocol_version());
-  if (!opened.ok()) return ToGrpc(opened.status());
-  const std::shared_ptr<SessionPipe> pipe = *std::move(opened);
-
-  std::thread writer([&pipe, stream] {
-    for (;;) {
-      const auto batch = pipe->TakeResponses();
-      if (batch.empty()) return;
-      for (size_t i = 0; i < batch.size(); ++i) {
-        grpc::WriteOptions options;
-        if (i + 1 < batch.size()) options.set_buffer_hint();  // one packet for all
-        if (!stream->Write(*batch[i], options)) {
-          pipe->Close();
-          return;
-        }
-      }
-    }
-  });
-  while (pipe->WaitForRoom([context] { return context->IsCancelled(); })) {
-    auto request = std::make_unique<proxy::IfrtRequest>();
-    if (!stream->Read(request.get())) break;
-    pipe->PushRequest(std::move(request));
+  for (const auto& lane : made->lanes_) {
+    UnaryCall<GetVersion>::Listen(&door, lane.get());
+    UnaryCall<ReadFromDisk>::Listen(&door, lane.get());
+    UnaryCall<Delete>::Listen(&door, lane.get());
+    ListenForSessions(&door, lane.get());
+    ListenForStores(&door, lane.get());
+    ListenForLookups(&door, lane.get());
+    lane->Start();
   }
-  pipe->Close();
-  hooks_.closed(pipe);
-  if (context->IsCancelled()) {
-    writer.join();
-    return grpc::Status::CANCELLED;
+  return made;
+}
+
+void GrpcServer::Stop() {
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now());
+    door_.calls.WaitForNone();  // none may ask a queue for anything when it has shut down
   }
-  context->TryCancel();  // a writer that waits for a client who does not read would wait for ever
-  writer.join();
-  return grpc::Status::OK;
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* GrpcService::HostBufferStore(grpc::CallbackServerContext* context,
-                                                                        grpc::ByteBuffer* response) {
-  return NewStoreStream(context, response, buffers_);
-}
-
-grpc::ServerWriteReactor<grpc::ByteBuffer>* GrpcService::HostBufferLookup(grpc::CallbackServerContext* context,
-                                                                          const grpc::ByteBuffer* request) {
-  return NewLookupStream(context, request, buffers_, data_plane_);
-}
-
-grpc::ServerUnaryReactor* GrpcService::HostBufferReadFromDisk(grpc::CallbackServerContext* context,
-                                                              const proxy::GrpcHostBufferReadFromDiskRequest* request,
-                                                              proxy::GrpcHostBufferReadFromDiskResponse*) {
-  if (shared_directory_.empty()) {
-    return Answer(context, absl::UnimplementedError("This server has no shared directory for uploads; unset "
-                                                    "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"));
-  }
-  const auto& metadata = request->metadata();
-  absl::StatusOr<std::shared_ptr<const char>> bytes =
-      MapUploadedFile(shared_directory_, metadata.handle(), metadata.buffer_size());
-  if (!bytes.ok()) return Answer(context, bytes.status());
-  return Answer(context, buffers_->StoreMapped(metadata.session_id(), PeerHost(context->peer()), metadata.handle(),
-                                               metadata.buffer_size(), *std::move(bytes)));
-}
-
-grpc::ServerUnaryReactor* GrpcService::HostBufferDelete(grpc::CallbackServerContext* context,
-                                                        const proxy::GrpcHostBufferDeleteRequest* request,
-                                                        proxy::GrpcHostBufferDeleteResponse*) {
-  absl::StatusOr<HostBuffers::Result> result =
-      buffers_->TakeResult(request->session_id(), PeerHost(context->peer()), request->handle());
-  if (result.ok() && result->read.valid()) hooks_.release_read(result->read);
-  return Answer(context, result.status());
+  for (const auto& lane : lanes_) lane->Stop();
+  server_.reset();
+  lanes_.clear();
 }
 
 }  // namespace landbridge

@@ -1,17 +1,18 @@
-// The gRPC side: calls and streams of clients, and nothing about what they mean.
-//
-// Thread-safety: gRPC calls the methods from its own threads.
+// The gRPC side: the server, and a class per kind of call; nothing about what they mean.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <grpcpp/grpcpp.h>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "dataplane/data_plane.h"
+#include "frontdoor/ifrt_proxy/call.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 #include "proto/ifrt_proxy/grpc_ifrt_service.grpc.pb.h"
@@ -19,46 +20,50 @@
 namespace landbridge {
 
 struct GrpcServiceHooks {
-  // A client wants a session; from any thread. Its requests come through the pipe until SessionClosed.
+  // A client wants a session; from any thread. Its requests come through the pipe until `closed`.
   std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(const std::string& peer, int protocol_version)> open;
   std::function<void(const std::shared_ptr<SessionPipe>&)> closed;
   std::function<void(RequestId)> release_read;
 };
 
-using GrpcServiceBase = xla::ifrt::proxy::GrpcIfrtService::WithRawCallbackMethod_HostBufferStore<
-    xla::ifrt::proxy::GrpcIfrtService::WithRawCallbackMethod_HostBufferLookup<
-        xla::ifrt::proxy::GrpcIfrtService::WithCallbackMethod_HostBufferReadFromDisk<
-            xla::ifrt::proxy::GrpcIfrtService::WithCallbackMethod_HostBufferDelete<
-                xla::ifrt::proxy::GrpcIfrtService::WithCallbackMethod_GetVersion<
-                    xla::ifrt::proxy::GrpcIfrtService::Service>>>>>;
+using IfrtService = xla::ifrt::proxy::GrpcIfrtService::WithRawMethod_HostBufferStore<
+    xla::ifrt::proxy::GrpcIfrtService::WithRawMethod_HostBufferLookup<
+        xla::ifrt::proxy::GrpcIfrtService::WithAsyncMethod_HostBufferReadFromDisk<
+            xla::ifrt::proxy::GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
+                xla::ifrt::proxy::GrpcIfrtService::WithAsyncMethod_GetVersion<
+                    xla::ifrt::proxy::GrpcIfrtService::WithAsyncMethod_IfrtSession<
+                        xla::ifrt::proxy::GrpcIfrtService::Service>>>>>>;
 
-class GrpcService final : public GrpcServiceBase {
+// What calls need.
+struct GrpcDoor {
+  GrpcServiceHooks hooks;
+  std::shared_ptr<HostBuffers> buffers;
+  dataplane::DataPlane* data_plane = nullptr;
+  std::string shared_directory;
+  IfrtService service;
+  CallCount calls;
+};
+
+// Thread-safety: Start and Stop from one owner.
+class GrpcServer {
  public:
-  GrpcService(GrpcServiceHooks hooks, std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane,
-              std::string shared_directory);
-
-  grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
-                                       const xla::ifrt::proxy::GrpcGetVersionRequest* request,
-                                       xla::ifrt::proxy::GrpcGetVersionResponse* response) override;
-  grpc::Status IfrtSession(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<xla::ifrt::proxy::IfrtResponse, xla::ifrt::proxy::IfrtRequest>* stream) override;
-  grpc::ServerReadReactor<grpc::ByteBuffer>* HostBufferStore(grpc::CallbackServerContext* context,
-                                                             grpc::ByteBuffer* response) override;
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* HostBufferLookup(grpc::CallbackServerContext* context,
-                                                               const grpc::ByteBuffer* request) override;
-  grpc::ServerUnaryReactor* HostBufferReadFromDisk(
-      grpc::CallbackServerContext* context, const xla::ifrt::proxy::GrpcHostBufferReadFromDiskRequest* request,
-      xla::ifrt::proxy::GrpcHostBufferReadFromDiskResponse* response) override;
-  grpc::ServerUnaryReactor* HostBufferDelete(grpc::CallbackServerContext* context,
-                                             const xla::ifrt::proxy::GrpcHostBufferDeleteRequest* request,
-                                             xla::ifrt::proxy::GrpcHostBufferDeleteResponse* response) override;
+  // Listens on "host:port" (port 0: any free one). FAILED_PRECONDITION when the port is taken.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& listen_address, GrpcServiceHooks hooks,
+                                                           std::shared_ptr<HostBuffers> buffers,
+                                                           dataplane::DataPlane* data_plane,
+                                                           std::string shared_directory);
+  ~GrpcServer() { Stop(); }
+  int port() const { return port_; }
+  // Cancels all calls and joins the threads.
+  void Stop();
 
  private:
-  const GrpcServiceHooks hooks_;
-  const std::shared_ptr<HostBuffers> buffers_;
-  dataplane::DataPlane* const data_plane_;
-  const std::string shared_directory_;
+  GrpcServer() = default;
+
+  GrpcDoor door_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
 };
 
 // The host of a gRPC peer name: "ipv4:10.0.0.1:5000" -> "ipv4:10.0.0.1".

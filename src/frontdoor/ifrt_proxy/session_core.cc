@@ -37,10 +37,39 @@ SessionCore::Counts SessionCore::counts() const {
 
 // ---------------------------------------------------------------- dispatch
 
+namespace {
+
+// Whether a client may stop for the answer. It does not for results that it has given numbers to, nor for what it
+// drops. (Of an array that is deleted it asks for the future next.)
+bool IsAwaited(const proxy::IfrtRequest& request) {
+  switch (request.request_case()) {
+    case proxy::IfrtRequest::kLoadedExecutableExecuteRequest:
+      return request.loaded_executable_execute_request().result_array_handle_size() == 0;
+    case proxy::IfrtRequest::kDestructArrayRequest: return false;
+    case proxy::IfrtRequest::kMakeArrayFromHostBufferRequest:
+      return request.make_array_from_host_buffer_request().array_handle() == 0;
+    case proxy::IfrtRequest::kMakeArraysFromHostBufferShardsRequest:
+      return request.make_arrays_from_host_buffer_shards_request().array_handles_size() == 0;
+    case proxy::IfrtRequest::kFullyReplicatedShardRequest:
+      return request.fully_replicated_shard_request().result_handle() == 0;
+    case proxy::IfrtRequest::kDisassembleIntoSingleDeviceArraysRequest:
+      return request.disassemble_into_single_device_arrays_request().result_handles_size() == 0;
+    case proxy::IfrtRequest::kAssembleArrayFromSingleDeviceArraysRequest:
+      return request.assemble_array_from_single_device_arrays_request().result_handle() == 0;
+    case proxy::IfrtRequest::kCopyArraysRequest: return request.copy_arrays_request().result_handles_size() == 0;
+    case proxy::IfrtRequest::kRemapArraysRequest: return request.remap_arrays_request().result_handles_size() == 0;
+    case proxy::IfrtRequest::kReshardArraysRequest: return request.reshard_arrays_request().result_handles_size() == 0;
+    default: return true;
+  }
+}
+
+}  // namespace
+
 void SessionCore::OnRequest(const Request& request, TimeNs now) {
   Op op;
   op.op_id = request.request_metadata().op_id();
   op.context = request.request_metadata().user_context_id();
+  op.awaited = IsAwaited(request);
   switch (request.request_case()) {
     case Request::kInitRequest:
     case Request::kDeleteArrayRequest:
@@ -158,14 +187,14 @@ std::unique_ptr<SessionCore::Response> SessionCore::NewResponse(const Op& op) {
 
 void SessionCore::Succeed(const Op& op, std::unique_ptr<Response> response) {
   if (op.numbered) contexts_.Number(response->mutable_response_metadata());
-  host_->Respond(std::move(response));
+  host_->Respond(std::move(response), op.awaited);
 }
 
 void SessionCore::Fail(const Op& op, const absl::Status& status) {
   contexts_.Cite(status);
   auto response = NewResponse(op);
   *response->mutable_response_metadata()->mutable_status() = wire::ToProto(status);
-  host_->Respond(std::move(response));
+  host_->Respond(std::move(response), /*awaited=*/true);
 }
 
 // ---------------------------------------------------------------- waiting

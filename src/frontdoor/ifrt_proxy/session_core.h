@@ -33,7 +33,8 @@ namespace landbridge {
 class SessionHost {
  public:
   virtual ~SessionHost() = default;
-  virtual void Respond(std::unique_ptr<xla::ifrt::proxy::IfrtResponse> response) = 0;
+  // `awaited`: the client may wait for it. Others can leave later, in their order.
+  virtual void Respond(std::unique_ptr<xla::ifrt::proxy::IfrtResponse> response, bool awaited) = 0;
   virtual RequestId NewRequestId() = 0;
   // Answered by SessionCore::OnCompiled(token, ...).
   virtual void Compile(uint64_t token, std::string program, std::string options) = 0;
@@ -97,6 +98,7 @@ class SessionCore {
     uint64_t context = 0;
     UserContexts::Hold hold;
     bool numbered = true;
+    bool awaited = true;                           // else the client only notes the answer
   };
   // Strings live in the proxy: no device holds them.
   struct StringShard {

@@ -30,7 +30,7 @@ constexpr uint64_t kServerHandles = uint64_t{1} << 48;
 
 class FakeHost final : public SessionHost {
  public:
-  void Respond(std::unique_ptr<IfrtResponse> response) override {
+  void Respond(std::unique_ptr<IfrtResponse> response, bool) override {
     const uint64_t op = response->response_metadata().op_id();
     EXPECT_FALSE(responses.contains(op)) << "two responses to " << op;
     order.push_back(op);

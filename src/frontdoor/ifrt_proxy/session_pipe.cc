@@ -2,75 +2,184 @@
 
 #include <utility>
 
-#include "absl/time/time.h"
 #include "base/limits.h"
 
 namespace landbridge {
+namespace {
 
-bool SessionPipe::RoomOrClosed() const {
-  return closed_ || (!paused_ && requests_.size() < limits::kSessionQueuedRequestsMax &&
-                     request_bytes_ < limits::kSessionParkedBytesMax &&
-                     responses_.size() < limits::kSessionQueuedRequestsMax);
+constexpr size_t kSpareRequestsMax = 64;
+
+// Nobody waits for it, and a request that does follows most of the time: the client sends them in front of others.
+bool CanWait(const ReceivedRequest& request) { return request.message().has_destruct_array_request(); }
+
+}  // namespace
+
+bool SessionPipe::Room() const {
+  return !paused_ && requests_.size() < limits::kSessionQueuedRequestsMax &&
+         request_bytes_ < limits::kSessionParkedBytesMax && responses_.size() < limits::kSessionQueuedRequestsMax;
 }
 
-bool SessionPipe::WaitForRoom(const std::function<bool()>& gone) {
-  absl::MutexLock lock(&mutex_);
-  while (!RoomOrClosed()) {
-    mutex_.AwaitWithTimeout(absl::Condition(this, &SessionPipe::RoomOrClosed),
-                            absl::Nanoseconds(limits::kPausedSessionLook));
-    if (gone()) return false;
+SessionPipe::Step SessionPipe::Next(std::unique_ptr<Response>* response, bool* more) {
+  if (stream_ == nullptr) return Step::kNothing;
+  if (closed_) {
+    if (!reading_ && !writing_) return cancelling_ ? Step::kNothing : Step::kFinish;
+    if (std::exchange(cancelled_, true)) return Step::kNothing;
+    cancelling_ = true;
+    return Step::kCancel;
   }
-  return !closed_;
+  if (!writing_ && !responses_.empty()) {
+    *response = std::move(responses_.front());
+    responses_.pop_front();
+    *more = !responses_.empty();
+    writing_ = true;
+    return Step::kWrite;
+  }
+  if (!reading_ && Room()) {
+    reading_ = true;
+    return Step::kRead;
+  }
+  return Step::kNothing;
 }
 
-void SessionPipe::PushRequest(std::unique_ptr<Request> request) {
+// Does what is to be done. Several threads may be here: each step is taken by one, and while one is open the stream
+// is not finished.
+void SessionPipe::Advance() {
+  for (;;) {
+    std::unique_ptr<Response> response;
+    bool more = false;
+    Step step;
+    Stream* stream;
+    {
+      absl::MutexLock lock(&mutex_);
+      stream = stream_;
+      step = Next(&response, &more);
+      if (step == Step::kFinish) stream_ = nullptr;
+    }
+    switch (step) {
+      case Step::kNothing: return;
+      case Step::kRead: stream->StartRead(); break;
+      case Step::kWrite: stream->StartWrite(*response, more); break;
+      case Step::kCancel: {
+        stream->Cancel();
+        absl::MutexLock lock(&mutex_);
+        cancelling_ = false;
+        break;
+      }
+      case Step::kFinish: return stream->Finish();
+    }
+  }
+}
+
+void SessionPipe::Start(Stream* stream) {
   {
     absl::MutexLock lock(&mutex_);
-    if (closed_) return;
-    // Only programs and string constants make a request big; its exact size does not matter.
-    request_bytes_ += sizeof(Request) + request->compile_request().program().data().size();
-    requests_.push_back(std::move(request));
-    if (told_) return;
+    stream_ = stream;
+  }
+  Advance();
+}
+
+bool SessionPipe::OnRead(RequestPtr request) {
+  bool wake = false, quiet = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (request == nullptr) closed_ = true;
+    if (!closed_) {
+      quiet = CanWait(*request);
+      // Only programs and string constants make a request big; its exact size does not matter.
+      request_bytes_ += sizeof(ReceivedRequest) + request->message().compile_request().program().data().size();
+      requests_.push_back(std::move(request));
+      quiet = quiet && !told_ && requests_.size() == 1;
+      wake = !told_ && !quiet;
+      told_ = told_ || wake;
+    }
+  }
+  if (wake) wake_();
+  Advance();
+  return quiet;
+}
+
+void SessionPipe::Announce() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_ || told_ || requests_.empty()) return;
     told_ = true;
   }
   wake_();
 }
 
-std::vector<std::unique_ptr<SessionPipe::Request>> SessionPipe::TakeRequests() {
-  absl::MutexLock lock(&mutex_);
-  told_ = false;
-  request_bytes_ = 0;
-  return std::exchange(requests_, {});
+void SessionPipe::OnWritten(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok) closed_ = true;
+  }
+  Advance();
 }
 
-std::vector<std::unique_ptr<SessionPipe::Response>> SessionPipe::TakeResponses() {
+std::vector<SessionPipe::RequestPtr> SessionPipe::TakeRequests() {
+  std::vector<RequestPtr> taken;
+  bool parked;
+  {
+    absl::MutexLock lock(&mutex_);
+    told_ = false;
+    request_bytes_ = 0;
+    taken.swap(requests_);
+    parked = !reading_;
+  }
+  if (parked) Advance();
+  return taken;
+}
+
+SessionPipe::RequestPtr SessionPipe::NewRequest() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!spare_.empty()) {
+      RequestPtr request = std::move(spare_.back());
+      spare_.pop_back();
+      return request;
+    }
+  }
+  return std::make_unique<ReceivedRequest>();
+}
+
+void SessionPipe::Recycle(std::vector<RequestPtr> requests) {
+  if (requests.size() > kSpareRequestsMax) requests.resize(kSpareRequestsMax);
+  for (const RequestPtr& request : requests) request->Clear();
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(
-      +[](SessionPipe* pipe) { return pipe->closed_ || !pipe->responses_.empty(); }, this));
-  if (closed_) return {};
-  return std::exchange(responses_, {});
+  while (!requests.empty() && spare_.size() < kSpareRequestsMax) {
+    spare_.push_back(std::move(requests.back()));
+    requests.pop_back();
+  }
 }
 
 void SessionPipe::PushResponses(std::vector<std::unique_ptr<Response>> responses) {
-  absl::MutexLock lock(&mutex_);
-  if (closed_) return;
-  if (responses_.empty()) {
-    responses_ = std::move(responses);
-    return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    for (auto& response : responses) responses_.push_back(std::move(response));
+    if (writing_) return;  // its end comes back for them
   }
-  for (auto& response : responses) responses_.push_back(std::move(response));
+  Advance();
 }
 
 void SessionPipe::SetPaused(bool paused) {
-  absl::MutexLock lock(&mutex_);
-  paused_ = paused;
+  {
+    absl::MutexLock lock(&mutex_);
+    paused_ = paused;
+  }
+  if (!paused) Advance();
 }
 
 void SessionPipe::Close() {
-  absl::MutexLock lock(&mutex_);
-  closed_ = true;
-  requests_.clear();
-  responses_.clear();
+  std::vector<RequestPtr> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    dropped.swap(requests_);
+    responses_.clear();
+  }
+  Advance();
 }
 
 bool SessionPipe::closed() const {

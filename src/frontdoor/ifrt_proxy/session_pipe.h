@@ -1,61 +1,108 @@
-// The queues between a session's two gRPC threads and the loop.
+// The queues between a session's stream and the loop, and the one place that decides what the stream does next.
 //
-//     reader --PushRequest--> [requests] --TakeRequests--> loop --PushResponses--> [responses] --> writer
+//     lane's thread --OnRead--> [requests] --TakeRequests--> loop --PushResponses--> [responses] --> Stream::StartWrite
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
+#include "google/protobuf/arena.h"
 #include "proto/ifrt_proxy/ifrt_service.pb.h"
 
 namespace landbridge {
 
-// Thread-safety: any thread. WaitForRoom and TakeResponses block, the rest does not.
-class SessionPipe {
+// One message on an arena of its own: a request is a dozen small objects, made on one thread and freed on another.
+class ReceivedRequest {
  public:
   using Request = xla::ifrt::proxy::IfrtRequest;
+  ReceivedRequest()
+      : arena_(block_, sizeof(block_)), message_(google::protobuf::Arena::CreateMessage<Request>(&arena_)) {}
+  Request* mutable_message() { return message_; }
+  const Request& message() const { return *message_; }
+  // Empty again.
+  void Clear() {
+    arena_.Reset();
+    message_ = google::protobuf::Arena::CreateMessage<Request>(&arena_);
+  }
+
+ private:
+  alignas(8) char block_[1024];   // an Execute of some 20 arguments
+  google::protobuf::Arena arena_;
+  Request* message_;
+};
+
+// Thread-safety: any thread; nothing blocks. The loop's calls may write on the loop's thread: gRPC never waits there.
+class SessionPipe {
+ public:
+  using RequestPtr = std::unique_ptr<ReceivedRequest>;
   using Response = xla::ifrt::proxy::IfrtResponse;
 
-  // `wake` is called (from the reader) when requests are there and nobody was told yet.
+  // What carries the messages. StartRead and StartWrite are answered by OnRead and OnWritten, and open one at a time;
+  // no method is called after Finish.
+  class Stream {
+   public:
+    virtual ~Stream() = default;
+    virtual void StartRead() = 0;
+    virtual void StartWrite(const Response& response, bool more_follows) = 0;  // encodes it at once
+    virtual void Cancel() = 0;    // reads and writes that are open end soon
+    virtual void Finish() = 0;
+  };
+
+  // `wake` is called when requests are there that nobody was told of.
   SessionPipe(SessionId session, std::function<void()> wake) : session_(session), wake_(std::move(wake)) {}
 
   SessionId session() const { return session_; }
 
-  // --- Reader. Waits until a request may be read: not paused, and neither queue long. False: the session is over.
-  // `gone` is asked now and then while it waits: the client's end cannot be seen otherwise without reading.
-  bool WaitForRoom(const std::function<bool()>& gone);
-  void PushRequest(std::unique_ptr<Request> request);
-
-  // --- Writer. Waits for at least one response. Empty: the session is over.
-  std::vector<std::unique_ptr<Response>> TakeResponses();
+  // --- Stream.
+  RequestPtr NewRequest();
+  void Start(Stream* stream);
+  // Null: there will be no more, the session is over. True: the loop was not woken, since it can wait for what is
+  // here; call Announce within limits::kLazyDelay.
+  bool OnRead(RequestPtr request);
+  void OnWritten(bool ok);
+  void OnEnded() { Close(); }  // the client is gone
+  void Announce();
 
   // --- Loop.
-  std::vector<std::unique_ptr<Request>> TakeRequests();
+  std::vector<RequestPtr> TakeRequests();
+  void Recycle(std::vector<RequestPtr> requests);   // what has been dealt with
   void PushResponses(std::vector<std::unique_ptr<Response>> responses);
   void SetPaused(bool paused);
 
-  // Anyone. Both threads of the session end; what is queued is dropped.
+  // Anyone. The stream ends; what is queued is dropped.
   void Close();
   bool closed() const;
 
  private:
-  bool RoomOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  enum class Step { kNothing, kRead, kWrite, kCancel, kFinish };
+
+  void Advance();
+  Step Next(std::unique_ptr<Response>* response, bool* more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const SessionId session_;
   const std::function<void()> wake_;
   mutable absl::Mutex mutex_;
-  std::vector<std::unique_ptr<Request>> requests_ ABSL_GUARDED_BY(mutex_);
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;   // null before Start and from Finish on
+  std::vector<RequestPtr> requests_ ABSL_GUARDED_BY(mutex_);
   size_t request_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::unique_ptr<Response>> responses_ ABSL_GUARDED_BY(mutex_);
+  std::vector<RequestPtr> spare_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::unique_ptr<Response>> responses_ ABSL_GUARDED_BY(mutex_);
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelling_ ABSL_GUARDED_BY(mutex_) = false;    // inside Stream::Cancel, which must not outlive Finish
 };
 
 }  // namespace landbridge

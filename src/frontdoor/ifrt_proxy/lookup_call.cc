@@ -1,4 +1,4 @@
-#include "frontdoor/ifrt_proxy/lookup_stream.h"
+#include "frontdoor/ifrt_proxy/lookup_call.h"
 
 #include <algorithm>
 #include <deque>
@@ -9,7 +9,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/limits.h"
-#include "frontdoor/ifrt_proxy/grpc_service.h"
 
 namespace landbridge {
 namespace {
@@ -40,7 +39,7 @@ grpc::ByteBuffer Wrap(const char* data, size_t size, std::shared_ptr<const void>
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-class LookupStream;
+class LookupCall;
 
 // The transfer, which outlives the call while pulls are open.
 //
@@ -49,7 +48,7 @@ class LookupStream;
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   Transfer(HostBuffers::Result source, std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane,
-           LookupStream* stream)
+           LookupCall* stream)
       : source_(std::move(source)), buffers_(std::move(buffers)), data_plane_(data_plane), stream_(stream) {}
 
   void Pump();
@@ -70,7 +69,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const HostBuffers::Result source_;
   const std::shared_ptr<HostBuffers> buffers_;
   dataplane::DataPlane* const data_plane_;
-  LookupStream* const stream_;  // valid until Finish was called
+  LookupCall* const stream_;  // valid until Finish was called
 
   absl::Mutex mutex_;
   std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // being pulled or ready, in order
@@ -81,49 +80,62 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
-class LookupStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+// Thread-safety: events on the lane's thread; Write and Finish on any, as the transfer says.
+class LookupCall final : public Call {
  public:
-  LookupStream(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-               std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane) {
-    Start(context, request, std::move(buffers), data_plane);
+  LookupCall(GrpcDoor* door, Lane* lane) : door_(door), lane_(lane), writer_(&context_) {
+    void* tag = BeginTag();
+    door->service.RequestHostBufferLookup(&context_, &request_, &writer_, lane->queue(), lane->queue(), tag);
   }
 
-  void Write(grpc::ByteBuffer message) {
-    message_ = std::move(message);
-    StartWrite(&message_);
-  }
-  void OnWriteDone(bool ok) override {
-    message_.Clear();
-    if (transfer_ != nullptr) transfer_->OnWriteDone(ok);
-  }
-  void OnCancel() override {
-    if (transfer_ != nullptr) transfer_->OnCancel();
-  }
-  void OnDone() override { delete this; }
+  void Write(const grpc::ByteBuffer& message) { writer_.Write(message, NewTag(Event::kWritten)); }
+  void Finish(const absl::Status& status) { writer_.Finish(ToGrpc(status), NewTag(Event::kFinished)); }
 
  private:
-  void Start(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-             std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane) {
+  ~LookupCall() override {
+    if (begun_) door_->calls.Remove();
+  }
+
+  void OnEvent(Event event, bool ok) override {
+    switch (event) {
+      case Event::kBegun: return Begin();
+      case Event::kWritten: return transfer_->OnWriteDone(ok);
+      case Event::kEnded:
+        if (transfer_ != nullptr && context_.IsCancelled()) transfer_->OnCancel();
+        return;
+      case Event::kRead:
+      case Event::kFinished: return;
+    }
+  }
+
+  void Begin() {
+    begun_ = true;
+    door_->calls.Add();
+    ListenForLookups(door_, lane_);
     proxy::GrpcHostBufferLookupRequest message;
-    grpc::ByteBuffer copy(*request);
-    if (!grpc::SerializationTraits<proxy::GrpcHostBufferLookupRequest>::Deserialize(&copy, &message).ok()) {
-      return Finish(ToGrpc(absl::InvalidArgumentError("HostBufferLookup got a message that it cannot decode")));
+    if (!grpc::SerializationTraits<proxy::GrpcHostBufferLookupRequest>::Deserialize(&request_, &message).ok()) {
+      return Finish(absl::InvalidArgumentError("HostBufferLookup got a message that it cannot decode"));
     }
     absl::StatusOr<HostBuffers::Result> result =
-        buffers->FindResult(message.session_id(), PeerHost(context->peer()), message.handle());
-    if (!result.ok()) return Finish(ToGrpc(result.status()));
+        door_->buffers->FindResult(message.session_id(), PeerHost(context_.peer()), message.handle());
+    if (!result.ok()) return Finish(result.status());
     if (result->data != nullptr || result->bytes == 0) {
       const char* data = result->data != nullptr ? result->data->data() : nullptr;
       const size_t size = result->data != nullptr ? result->data->size() : 0;
-      message_ = Wrap(data, size, result->data);
-      return StartWriteAndFinish(&message_, grpc::WriteOptions(), grpc::Status::OK);
+      writer_.WriteAndFinish(Wrap(data, size, result->data), grpc::WriteOptions(), grpc::Status::OK,
+                             NewTag(Event::kFinished));
+      return;
     }
-    transfer_ = std::make_shared<Transfer>(*std::move(result), std::move(buffers), data_plane, this);
+    transfer_ = std::make_shared<Transfer>(*std::move(result), door_->buffers, door_->data_plane, this);
     transfer_->Pump();
   }
 
+  GrpcDoor* const door_;
+  Lane* const lane_;
+  grpc::ServerAsyncWriter<grpc::ByteBuffer> writer_;
+  grpc::ByteBuffer request_;
   std::shared_ptr<Transfer> transfer_;
-  grpc::ByteBuffer message_;
+  bool begun_ = false;
 };
 
 void Transfer::Pump() {
@@ -165,7 +177,7 @@ void Transfer::Pump() {
     }
     if (finish) {
       if (!status.ok()) CancelPulls();
-      return stream_->Finish(ToGrpc(status));
+      return stream_->Finish(status);
     }
     if (write.memory != nullptr) {
       const char* data = write.memory.get();
@@ -228,11 +240,6 @@ void Transfer::CancelPulls() {
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* NewLookupStream(grpc::CallbackServerContext* context,
-                                                            const grpc::ByteBuffer* request,
-                                                            std::shared_ptr<HostBuffers> buffers,
-                                                            dataplane::DataPlane* data_plane) {
-  return new LookupStream(context, request, std::move(buffers), data_plane);
-}
+void ListenForLookups(GrpcDoor* door, Lane* lane) { new LookupCall(door, lane); }
 
 }  // namespace landbridge
