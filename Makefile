@@ -60,6 +60,7 @@ test-tsan:
 	@tools/sanitize.sh tsan $(TSAN_TESTS)
 
 bench: build
+	@tools/build.sh grpc_echo dataplane_benchmark
 	@.venv/bin/python bench/stock_door.py
 
 clean:

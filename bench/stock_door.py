@@ -4,8 +4,9 @@
     .venv/bin/python bench/stock_door.py [--rounds 5] [--only chained,latency] > results.jsonl
 
 Each workload runs in a fresh client process, backends taking turns (ABAB), with the servers idle between. One JSON
-line per measured process, and at the end one per figure with medians and ratios. CPU time is summed over the client
-and over each server process, so figures of a two-core machine can be compared.
+line per measured process, and at the end one per figure with medians and ratios. CPU time is told for the client and
+for each server process, so figures of a two-core machine can be compared. `floors` adds what gRPC alone costs at the
+rate of the chained calls (bench/grpc_echo), and what TCP and UCX alone move (bench/dataplane_benchmark).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import psutil
 
@@ -72,8 +74,11 @@ class Cluster:
 
 
 def cpu(process):
-    times = process.cpu_times()
-    return times.user + times.system
+    """Processor seconds of a process, to the nanosecond."""
+    try:
+        return time.clock_gettime((~process.pid << 3) | 2)   # as clock_getcpuclockid(3) makes it
+    except OSError:
+        return 0.0
 
 
 def peak_rss(process):
@@ -90,20 +95,64 @@ def reset_peak(process):
         pass
 
 
+def peaks(servers):
+    return {n: peak_rss(p) for n, p in servers.items() if p.is_running()}
+
+
 def measure(backend, workload):
+    """Runs one workload and looks at the servers when it says so: at its "begin" (idle, warm) and at later marks."""
     servers = backend.processes()
-    before = {n: cpu(p) for n, p in servers.items()}
-    rss = {}
-    for n, p in servers.items():
-        reset_peak(p)
-        rss[n] = p.memory_info().rss
-    done = subprocess.run([sys.executable, ROOT / "bench" / "workload.py", workload], env=backend.env(),
-                          capture_output=True, text=True, timeout=600)
-    if done.returncode != 0:
-        return {"backend": backend.name, "workload": workload, "error": done.stderr[-800:]}
-    out = {"backend": backend.name, **json.loads(done.stdout.strip().splitlines()[-1])}
-    out["server_cpu_s"] = {n: round(cpu(p) - before[n], 4) for n, p in servers.items() if p.is_running()}
-    out["peak_over_idle_mb"] = {n: round((peak_rss(p) - rss[n]) / 1e6, 1) for n, p in servers.items() if p.is_running()}
+    client = subprocess.Popen([sys.executable, ROOT / "bench" / "workload.py", workload], env=backend.env(), text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    before, after, rss, peak, result = {}, {}, {}, {}, None
+    for line in client.stdout:
+        said = json.loads(line)
+        mark = said.get("mark")
+        if mark is None:
+            result = said
+            continue
+        if mark == "begin":
+            for n, p in servers.items():
+                reset_peak(p)
+                rss[n] = p.memory_info().rss
+            before = {n: cpu(p) for n, p in servers.items()}
+        else:
+            after = {n: cpu(p) for n, p in servers.items()}
+            peak[mark] = peaks(servers)
+        client.stdin.write("\n")
+        client.stdin.flush()
+    error = client.stderr.read()
+    if client.wait() != 0 or result is None:
+        return {"backend": backend.name, "workload": workload, "error": error[-800:]}
+    out = {"backend": backend.name, **result}
+    if "calls" in result:
+        out["server_cpu_us_per_call"] = {n: round((after[n] - before[n]) / result["calls"] * 1e6, 2) for n in after}
+        out["servers_cpu_us_per_call"] = round(sum(out["server_cpu_us_per_call"].values()), 2)
+    if "array_mb" in result:
+        # One worker holds the array; what it or the proxy needed beyond that was staging.
+        for mark, values in peak.items():
+            over = {n: (values[n] - rss[n]) / 1e6 for n in values}
+            holder = max(over, key=over.get, default=None)
+            if holder is not None:
+                over[holder] -= result["array_mb"]
+            out[f"{mark}_over_mb"] = {n: round(v, 1) for n, v in over.items()}
+        if peak:
+            out["beyond_array_mb"] = round(sum(max(v, 0) for v in out["end_over_mb"].values()), 1)
+    return out
+
+
+def run_json(command, timeout=600):
+    if not command[0].exists():
+        sys.exit(f"{command[0]} is not built: make bench builds it (--no-floors leaves it out)")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def floors(rate):
+    """What the parts below us cost in this run, at this many calls per second."""
+    bin_ = ROOT / "build" / "release"
+    out = run_json([bin_ / "bin" / "grpc_echo", "--rates", f"0,{rate:.0f}", "--calls", "20000"])
+    out += run_json([bin_ / "bench" / "dataplane_benchmark", "--quick", "--rounds", "1"])
     return out
 
 
@@ -117,10 +166,10 @@ def train_lm(backend, mode):
             "final_loss": got["losses"][-1]}
 
 
-FIGURES = {  # workload -> (figures, higher is better)
-    "chained": ["calls_per_s"], "args200": ["calls_per_s"],
+FIGURES = {  # workload -> figures
+    "chained": ["calls_per_s", "client_cpu_us_per_call", "servers_cpu_us_per_call"], "args200": ["calls_per_s"],
     "latency": ["call_block_us_p50", "call_block_us_p99", "scalar_read_us_p50", "scalar_read_us_p99"],
-    "bulk": ["put_gb_s", "get_gb_s"], "stages": ["speedup", "over_ideal"],
+    "bulk": ["put_gb_s", "get_gb_s"], "memory": ["beyond_array_mb"], "stages": ["speedup", "over_ideal"],
     "train_lm_fsdp": ["tokens_per_s"], "train_lm_pipeline": ["tokens_per_s"],
 }
 
@@ -129,6 +178,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="comma list of " + ", ".join(FIGURES))
+    parser.add_argument("--no-floors", action="store_true", help="leave out gRPC, TCP and UCX alone")
     parser.add_argument("--no-one-process", action="store_true", help="leave out our server in one process")
     args = parser.parse_args()
     chosen = [w for w in FIGURES if not args.only or w in args.only.split(",")]
@@ -140,8 +190,10 @@ def main():
         for round_ in range(args.rounds):
             for workload in chosen:
                 for backend in backends:
-                    if workload == "stages" and backend.name == "plain":
-                        continue   # virtual compute is a target of our workers
+                    if workload in ("stages", "memory") and backend.name == "plain":
+                        continue   # virtual compute is a target of our workers; there are no servers to look at
+                    if workload == "memory" and backend.name == "one_process":
+                        continue   # the array and its staging are in the same process
                     if workload.startswith("train_lm"):
                         if round_ >= 3:
                             continue
@@ -154,6 +206,16 @@ def main():
     finally:
         for backend in backends:
             backend.close()
+    chained = [r for r in results.get(("chained", "landbridge"), []) if "calls_per_s" in r]
+    if chained and not args.no_floors:
+        lines = floors(statistics.median(r["calls_per_s"] for r in chained))
+        for line in lines:
+            print(json.dumps(line), flush=True)
+        echo = [l["server_cpu_us_per_call"] for l in lines if l.get("floor") == "grpc_echo" and l["rate"] > 0]
+        ours = statistics.median(r["servers_cpu_us_per_call"] for r in chained)
+        if echo:
+            print(json.dumps({"figure": "chained.servers_cpu_us_per_call_beyond_echo", "landbridge": ours,
+                              "grpc_echo": min(echo), "beyond": round(ours - min(echo), 2)}), flush=True)
     for workload in chosen:
         for figure in FIGURES[workload]:
             line = {"figure": f"{workload}.{figure}"}

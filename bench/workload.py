@@ -12,6 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def mark(name):
+    """Tells stock_door.py that the part it watches begins or ends; it answers when it has looked."""
+    print(json.dumps({"mark": name}), flush=True)
+    if not sys.stdin.isatty():
+        sys.stdin.readline()
+
+
+def cpu():
+    """Processor seconds of this process, all threads."""
+    return time.process_time()
+
+
 def timed(run, rounds):
     """Median and worst seconds of `run`."""
     times = []
@@ -33,16 +45,18 @@ def chained(calls=20_000, args=1):
     more = [jnp.float32(i) + 0 for i in range(args - 1)]
     for _ in range(500):
         x = f(x, *more)
-    x.block_until_ready()
-    start = time.perf_counter()
     first = float(x)
+    mark("begin")
+    start, used = time.perf_counter(), cpu()
     for _ in range(calls):
         x = f(x, *more)
     enqueued = time.perf_counter() - start
     x.block_until_ready()
-    total = time.perf_counter() - start
+    total, used = time.perf_counter() - start, cpu() - used
+    mark("end")
     assert float(x) == first + calls
-    return {"calls_per_s": calls / total, "enqueue_per_s": calls / enqueued, "calls": calls}
+    return {"calls_per_s": calls / total, "enqueue_per_s": calls / enqueued, "calls": calls,
+            "client_cpu_us_per_call": used / calls * 1e6}
 
 
 def latency(rounds=1500):
@@ -99,6 +113,22 @@ def bulk(mb=256, rounds=5):
     return out
 
 
+def memory(mb=256):
+    """One array there and back, three times, for the peak memory of every process: nothing else is alive."""
+    f = jax.jit(lambda v: v + 1)
+    jax.block_until_ready(f(jax.device_put(np.zeros(1 << 20, np.int32))))
+    x = np.random.RandomState(0).randint(0, 1 << 30, mb << 18).astype(np.int32)
+    mark("begin")
+    for _ in range(3):
+        y = jax.block_until_ready(jax.device_put(x))
+        host = np.asarray(y)
+        assert (host == x).all()
+        y.delete()
+        del y, host
+    mark("end")
+    return {"mb": mb, "array_mb": x.nbytes / 1e6}
+
+
 def stages(microseconds=20_000, micro_batches=24):
     """Two virtual stages on two slices: overlapped (dispatch all) against one after the other."""
     import landbridge
@@ -136,6 +166,7 @@ WORKLOADS = {
     "args200": lambda: chained(calls=3000, args=200),
     "latency": latency,
     "bulk": bulk,
+    "memory": memory,
     "stages": stages,
 }
 
