@@ -42,6 +42,7 @@ PURE = [
     "resource_manager/resource_manager_core.h", "resource_manager/resource_manager_core.cc",
     "resource_manager/members.cc", "resource_manager/leases.cc",
     "worker/worker_core.h", "worker/worker_core.cc", "worker/sequencer.h", "worker/sequencer.cc",
+    "worker/sequencer_policies.cc", "worker/launch_args.h", "worker/launch_args.cc",
     "cluster/worker_lease.h", "cluster/worker_lease.cc", "cluster/holder_lease.h", "cluster/holder_lease.cc",
     "cluster/worker_stream.h", "cluster/worker_stream.cc",
     "dataplane/pull_core.h", "dataplane/pull_core.cc", "dataplane/serve_core.h", "dataplane/serve_core.cc",

@@ -62,7 +62,8 @@ def make_client():
         options.connection_timeout_in_seconds = seconds
     # Tells the server which extras this client understands. (No on_disconnect callback: one that is still set
     # when the interpreter exits aborts the process.)
-    options.initialization_data = {"landbridge_package": __version__.encode()}
+    from landbridge import scheduling
+    options.initialization_data = {"landbridge_package": __version__.encode(), **scheduling.session_wishes()}
     try:
         return ifrt_proxy.get_client(target, options)
     except Exception as error:

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "bin/flags.h"
 #include "cluster/grant.h"
@@ -24,13 +25,42 @@ constexpr const char* kUsage =
     "workers of the slices that the resource manager grants it. Start it before or after the resource manager and\n"
     "the workers: they find each other. When clients may come it logs \"IFRT proxy server started with status OK\".";
 
+constexpr int64_t kActivationBudgetDefault = 4;
+
+absl::Status SetScheduling(const std::string& policy, int64_t activation_budget, const std::string& dispatch,
+                           ProxyOptions* options) {
+  if (policy == "client_order") {
+    options->scheduling.set_policy(POLICY_CLIENT_ORDER);
+  } else if (policy == "proportional_share") {
+    options->scheduling.set_policy(POLICY_PROPORTIONAL_SHARE);
+  } else if (policy == "priority") {
+    options->scheduling.set_policy(POLICY_PRIORITY);
+  } else if (policy == "backward_first") {
+    options->scheduling.set_policy(POLICY_BACKWARD_FIRST);
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("--scheduling_policy=", policy,
+                                                   ": client_order, proportional_share, priority or backward_first"));
+  }
+  if (activation_budget < 1 || activation_budget > limits::kActivationBudgetMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--activation_budget=", activation_budget, ": from 1 to ", limits::kActivationBudgetMax));
+  }
+  options->scheduling.set_activation_budget(static_cast<uint32_t>(activation_budget));
+  if (dispatch != "parallel" && dispatch != "sequential") {
+    return absl::InvalidArgumentError(absl::StrCat("--dispatch=", dispatch, ": parallel or sequential"));
+  }
+  options->sequential_dispatch = dispatch == "sequential";
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   InitLog("landbridge-proxy");
   TuneProcess();
   ProxyOptions options;
   std::string resource_manager, listen_host = "127.0.0.1", plugin, scratch, sidecar;
   int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
-          compile_children = 2, elastic_slices = 0;
+          compile_children = 2, elastic_slices = 0, activation_budget = kActivationBudgetDefault;
+  std::string policy = "client_order", dispatch = "parallel";
   bool insecure_network = false, metrics = false, test_faults = false, insecure_credentials = true;
   std::vector<std::string> xla_flags;
   const char* shared = std::getenv("IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
@@ -51,6 +81,14 @@ int Main(int argc, char** argv) {
   flags.Add("port_file", &options.port_file, "Write host:port there when clients may come (and host:port for status to FILE.admin).");
   flags.Add("shared_transfer_directory", &options.shared_directory,
             "Take large uploads from files that clients write there (protocol 17 and later). Empty: refused.");
+  flags.Add("scheduling_policy", &policy,
+            "What runs first of what is ready on a device: client_order, proportional_share (of the sessions' weights), "
+            "priority, or backward_first (of a pipeline's programs, within --activation_budget).");
+  flags.Add("activation_budget", &activation_budget,
+            "backward_first: micro-batches whose activations a device may hold for one session.");
+  flags.Add("dispatch", &dispatch,
+            "parallel: everything a launch needs is prepared before its inputs exist. sequential: a launch is dispatched "
+            "when its producers have finished, to compare with.");
   flags.Add("compile_timeout_ms", &compile_timeout_ms, "End a compile after this long. 0: ten minutes.");
   flags.Add("compile_memory_limit", &compile_memory, "Bytes of data memory of one compiler process. 0: no limit.");
   flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
@@ -97,6 +135,9 @@ int Main(int argc, char** argv) {
   if (lease_ms > 0) options.times.lease = lease_ms * kMillisecond;
   if (heartbeat_ms > 0) options.times.heartbeat = heartbeat_ms * kMillisecond;
   if (absl::Status status = options.times.Validate(); !status.ok()) return fail(std::string(status.message()));
+  if (absl::Status status = SetScheduling(policy, activation_budget, dispatch, &options); !status.ok()) {
+    return fail(std::string(status.message()));
+  }
   if (plugin.empty()) {
     absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();
     if (!found.ok()) return fail(std::string(found.status().message()));

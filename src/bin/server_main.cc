@@ -42,7 +42,7 @@ struct ServerFlags {
   std::string node_type;
   int64_t server_port = -1;
   std::string resource_manager_address, listen_address = "127.0.0.1", bind_address, port_file, scratch;
-  bool insecure_network = false, metrics = true;
+  bool insecure_network = false, metrics = true, test_unordered_launches = false;
   int64_t lease_ms = 0, heartbeat_ms = 0;
   // Resource manager.
   std::string instance_type = "cpu:4";
@@ -79,6 +79,8 @@ void Declare(Flags* flags, ServerFlags* f) {
              "Empty: host and port.");
   flags->Add("slice_hint", &f->slice_hint, "Worker: the slice it would like to be in. The resource manager decides.");
   flags->Add("drain_grace_ms", &f->drain_grace_ms, "Worker: after SIGTERM the holder has this long to leave.");
+  flags->Add("test_unordered_launches", &f->test_unordered_launches,
+             "Worker, for tests only: issue launches in no order, so that collectives on overlapping groups stall.");
   flags->Add("gcs_scratch_location", &f->scratch, "Folder for caches and suspended state (a local path or file://).");
   flags->Add("enable_metrics_collection", &f->metrics, "Metrics are always on: `landbridge status` asks for them.");
   flags->Add("tpu_premapped_buffer_size", &f->premapped_buffer_size, "Worker: taken for TPU manifests.");
@@ -147,6 +149,7 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
   options.slice_hint = static_cast<int>(flags.slice_hint);
   options.device_memory_limit = flags.device_memory_limit;
   options.drain_grace = flags.drain_grace_ms * kMillisecond;
+  options.test_unordered_launches = flags.test_unordered_launches;
   absl::StatusOr<std::string> plugin = FindPlugin(flags.plugin);
   if (!plugin.ok()) {
     LogError(plugin.status().message());

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "controller/controller.h"
+#include "controller/launch_args.h"
 #include "controller/op_refs.h"
 
 namespace landbridge::ctl {
@@ -48,6 +49,7 @@ struct Life {
   absl::flat_hash_set<SessionId> sessions;     // that sent something
   SessionId last_session;                      // the latest of them: saves the look-up
   absl::flat_hash_set<Incarnation> peers;      // whose data address it knows
+  LaunchDifferences differences;               // of its stream
 };
 
 // Lives are freed when they end; whoever holds a Life* lets go of it in Controller::OnWorkerLost.

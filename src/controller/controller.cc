@@ -11,7 +11,7 @@ namespace landbridge {
 
 Controller::Impl::Impl(Options options, ControllerSink* sink)
     : options_(options), sink_(sink), dispatcher_(options.launches_per_worker_max, &cluster_, sink, this),
-      buffers_(&dispatcher_), uploads_(sink), programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
+      buffers_(&dispatcher_), nodes_(options.sequential_dispatch), uploads_(sink), programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
 
 void Controller::Impl::Settle() {
   dispatcher_.FlushAll();
@@ -39,8 +39,42 @@ void Controller::Impl::OnWorkerUp(SlotId slot_id, Incarnation worker, std::strin
   }
   Life* life = slot->life.get();
   cluster_.SetUp(life, worker, std::move(data_address), std::move(name));
+  if (options_.scheduling.policy() != POLICY_CLIENT_ORDER) {
+    WorkerOp op;
+    *op.mutable_scheduling() = options_.scheduling;
+    dispatcher_.SendNow(life, std::move(op));
+  }
   dispatcher_.OnUp(life);
   Settle();
+}
+
+bool Controller::Impl::MustWait(const WorkerOp& op) const {
+  return NeedsAbsentPeer(op) || (options_.sequential_dispatch && NeedsUnfinishedNode(op));
+}
+
+bool Controller::Impl::NeedsUnfinishedNode(const WorkerOp& op) const {
+  if (op.has_launch()) {
+    for (const LaunchArg& arg : op.launch().args()) {
+      if (arg.shards_size() == 0 && nodes_.Unfinished(ArrayId(arg.array()))) return true;
+      for (const BufferRefProto& ref : arg.shards()) {
+        if (nodes_.Unfinished(ArrayId(ref.array()))) return true;
+      }
+    }
+  } else if (op.has_publish()) {
+    return nodes_.Unfinished(ArrayId(op.publish().ref().array()));
+  } else if (op.has_make()) {
+    for (const MakeBuffer& buffer : op.make().buffers()) {
+      for (const Piece& piece : buffer.pieces()) {
+        const ctl::Transfer* transfer =
+            piece.has_remote() ? transfers_.Find(TransferId(piece.remote().transfer())) : nullptr;
+        if (transfer != nullptr && nodes_.Unfinished(transfer->source.array)) return true;
+        // Copies of shards of the very array follow the node that makes those in the stream.
+        const bool same = piece.has_local() && piece.local().array() == buffer.target().ref().array();
+        if (piece.has_local() && !same && nodes_.Unfinished(ArrayId(piece.local().array()))) return true;
+      }
+    }
+  }
+  return false;
 }
 
 bool Controller::Impl::NeedsAbsentPeer(const WorkerOp& op) const {
@@ -64,6 +98,10 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
   switch (op->op_case()) {
     case WorkerOp::kLaunch:
       if (ctl::Node* node = nodes_.Find(Ticket(op->launch().ticket()))) node->sent = true;
+      life->differences.Encode(op->mutable_launch());
+      return;
+    case WorkerOp::kUnload:
+      life->differences.Forget(ExecutableId(op->unload().executable()));
       return;
     case WorkerOp::kUpload:
       if (ctl::Node* node = nodes_.Find(Ticket(op->upload().ticket()))) node->sent = true;
@@ -178,6 +216,7 @@ void Controller::Impl::OnProgress(Life* life, const Progress& progress) {
     EndNode(ticket, error);
     dispatcher_.OnNodeEnded(life);
   }
+  if (options_.sequential_dispatch) dispatcher_.RecheckAll();
 }
 
 void Controller::Impl::EndNode(Ticket ticket, const absl::Status& error) {
@@ -225,7 +264,7 @@ void Controller::Impl::OnTransferDone(Life* life, TransferId id) {
 
 // ---------------------------------------------------------------- sessions
 
-void Controller::Impl::OpenSession(SessionId session) { sessions_.insert(session); }
+void Controller::Impl::OpenSession(SessionId session, SessionHints hints) { sessions_.emplace(session, hints); }
 
 absl::Status Controller::Impl::CheckSession(SessionId session) const {
   if (sessions_.contains(session)) return absl::OkStatus();
@@ -296,7 +335,7 @@ void Controller::OnWorkerLost(Incarnation worker, const absl::Status& why, TimeN
 void Controller::OnReport(Incarnation worker, const WorkerReport& report, TimeNs now) {
   impl_->OnReport(worker, report, now);
 }
-void Controller::OpenSession(SessionId session) { impl_->OpenSession(session); }
+void Controller::OpenSession(SessionId session, SessionHints hints) { impl_->OpenSession(session, hints); }
 void Controller::CloseSession(SessionId session, const absl::Status& why) { impl_->CloseSession(session, why); }
 absl::StatusOr<ArrayId> Controller::MakeFromHost(SessionId session, ArraySpec spec, std::vector<HostShard> shards,
                                                  uint64_t user_context, TimeNs now) {
@@ -369,8 +408,8 @@ void Controller::OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes) {
   impl_->OnHostBytes(key, std::move(bytes));
 }
 void Controller::OnTime(TimeNs now) { impl_->OnTime(now); }
-void Controller::Explain(RequestId request, TimeNs now) {
-  impl_->Explain(request, now);
+void Controller::Explain(RequestId request, TimeNs now, bool graph) {
+  impl_->Explain(request, now, graph);
   impl_->DeliverAnswers();
 }
 std::string Controller::StatusJson(TimeNs now) const { return impl_->StatusJson(now); }

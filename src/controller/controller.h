@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +63,12 @@ struct HostShard {
   std::shared_ptr<const std::string> bytes;  // when already here and small
 };
 
+// What a session wants of the scheduler.
+struct SessionHints {
+  double weight = 1;                   // of its device time, where shares are proportional
+  int32_t priority = 0;                // of launches whose programs have none
+};
+
 struct ExecuteArgs {
   ExecutableId executable;
   std::vector<ArrayId> args;
@@ -70,6 +77,8 @@ struct ExecuteArgs {
   int32_t launch_id = 0;
   bool end_is_awaited = false;         // somebody waits for it to end: WhenDone is told without delay
   std::string call_site;
+  std::optional<int32_t> priority = std::nullopt;  // instead of the session's
+  PipelinePhase phase = PHASE_NONE;
 };
 
 struct ExecuteResult {
@@ -117,6 +126,10 @@ class Controller {
   struct Options {
     uint64_t space = 0;                // of our data-plane keys: the proxy's life
     size_t launches_per_worker_max = 4096;
+    Scheduling scheduling = {};        // what workers order launches by
+    // Nodes and transfers go out only when all that they need has been reported as made: a round trip for every edge of
+    // the graph. For comparison with the normal, parallel dispatch.
+    bool sequential_dispatch = false;
   };
   Controller(Options options, ControllerSink* sink);
   ~Controller();
@@ -132,7 +145,7 @@ class Controller {
   void OnReport(Incarnation worker, const WorkerReport& report, TimeNs now);
 
   // --- Sessions own arrays, executables and requests.
-  void OpenSession(SessionId session);
+  void OpenSession(SessionId session, SessionHints hints = {});
   void CloseSession(SessionId session, const absl::Status& why);  // frees everything of it
 
   // --- Arrays. Each call returns one new reference per result at once; failures that are known at once are
@@ -183,7 +196,8 @@ class Controller {
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
 
   // The controller's and all workers' view of what waits for what, as JSON: ResolveExplain.
-  void Explain(RequestId request, TimeNs now);
+  // `graph`: instead, what the dataflow graph is made of (cli/dataflow_graph.h).
+  void Explain(RequestId request, TimeNs now, bool graph = false);
 
   // Call it now and then: deletes that were collected go out at the latest then.
   void OnTime(TimeNs now);

@@ -31,7 +31,7 @@ class NullSink : public ControllerSink {
 };
 
 struct Bench {
-  explicit Bench(int devices, int parameters) : controller({.space = 1}, &sink) {
+  explicit Bench(int devices, int parameters) : controller({.space = 1, .scheduling = {}}, &sink) {
     std::vector<VirtualDevice> all;
     for (int i = 0; i < devices; ++i) {
       all.push_back({DeviceId(i), SlotId{SliceId(0), 0}, static_cast<uint32_t>(i)});

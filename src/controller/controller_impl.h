@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "controller/buffer_table.h"
 #include "controller/cluster_table.h"
 #include "controller/controller.h"
@@ -33,7 +33,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   void OnWorkerUp(SlotId slot, Incarnation worker, std::string data_address, std::string name, TimeNs now);
   void OnWorkerLost(Incarnation worker, const absl::Status& why, TimeNs now);
   void OnReport(Incarnation worker, const WorkerReport& report, TimeNs now);
-  void OpenSession(SessionId session);
+  void OpenSession(SessionId session, SessionHints hints);
   void CloseSession(SessionId session, const absl::Status& why);
   absl::StatusOr<ArrayId> MakeFromHost(SessionId session, ArraySpec spec, std::vector<HostShard> shards,
                                        uint64_t user_context, TimeNs now);
@@ -68,9 +68,10 @@ class Controller::Impl : private ctl::DispatchHooks {
                  int64_t image_bytes);
   void ReleaseRead(RequestId request);
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
-  void Explain(RequestId request, TimeNs now);
+  void Explain(RequestId request, TimeNs now, bool graph);
   void OnTime(TimeNs now);
   std::string StatusJson(TimeNs now) const;
+  std::string GraphJson() const;
   Counts counts() const;
 
   // The end of an event: what was collected goes out, then answers.
@@ -103,7 +104,9 @@ class Controller::Impl : private ctl::DispatchHooks {
   };
 
   // DispatchHooks.
-  bool NeedsAbsentPeer(const WorkerOp& op) const override;
+  bool MustWait(const WorkerOp& op) const override;
+  bool NeedsAbsentPeer(const WorkerOp& op) const;
+  bool NeedsUnfinishedNode(const WorkerOp& op) const;
   void BeforeSend(Life* life, WorkerOp* op) override;
   void AfterUploadSent(Life* life, uint64_t key) override;
   bool OldestAt(const Life* life, Ticket ticket) const override { return nodes_.OldestSent(life, ticket); }
@@ -150,7 +153,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   ctl::HostUploads uploads_;
   ctl::ProgramTable programs_;
   ctl::Requests requests_;
-  absl::flat_hash_set<SessionId> sessions_;
+  absl::flat_hash_map<SessionId, SessionHints> sessions_;
   // Steady loops make arrays of few kinds; sharing their specs saves most of an array's memory.
   std::array<SpecPtr, 256> specs_;
   std::vector<ctl::ShardRef> killed_;          // scratch of Execute

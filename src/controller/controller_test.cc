@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "base/data_keys.h"
 #include "base/limits.h"
 #include "controller/fake_world_test_util.h"
@@ -87,6 +88,94 @@ TEST_F(ControllerTest, UploadExecuteRead) {
   const RequestId again = world.Wait(kSession, result.outputs);
   EXPECT_TRUE(world.resolved.at(again).ok());
   Close();
+}
+
+TEST_F(ControllerTest, LaunchesCarryWhatTheSessionAndTheProgramWant) {
+  world.Start(0);
+  EXPECT_TRUE(world.At(0).inbox.empty());  // client order needs no word
+  const SessionId weighty(77);
+  controller().OpenSession(weighty, {2.5, -4});
+  const ArraySpec spec = world.Single(0, {2});
+  ArrayId a = world.Put(weighty, spec, {1, 2}).value();
+  ExecutableId f = controller().AddExecutable(weighty, world.Program(spec, 1, 1), {DeviceId(0)}).value();
+  ExecuteArgs call;
+  call.executable = f;
+  call.args = {a};
+  ASSERT_TRUE(controller().Execute(weighty, call, 0, world.now).ok());
+  call.priority = 9;
+  call.phase = PHASE_BACKWARD;
+  ASSERT_TRUE(controller().Execute(weighty, call, 0, world.now).ok());
+  std::vector<std::string> wishes;
+  for (const WorkerOp& op : world.At(0).inbox) {
+    if (!op.has_launch()) continue;
+    wishes.push_back(absl::StrCat(op.launch().priority(), " ", op.launch().weight(), " ", op.launch().phase()));
+  }
+  EXPECT_EQ(wishes, (std::vector<std::string>{"-4 2.5 0", "9 2.5 2"}));
+  controller().CloseSession(weighty, absl::FailedPreconditionError("closed"));
+  Close();
+}
+
+TEST(SchedulingTest, EveryLifeOfAWorkerHearsThePolicyFirst) {
+  Controller::Options options;
+  options.space = 9;
+  options.scheduling.set_policy(POLICY_BACKWARD_FIRST);
+  options.scheduling.set_activation_budget(6);
+  FakeWorld world(1, options);
+  world.Declare(1, 1);
+  for (int life = 0; life < 2; ++life) {
+    world.Start(0);
+    ASSERT_EQ(world.At(0).inbox.size(), 1u);
+    EXPECT_EQ(world.At(0).inbox[0].scheduling().policy(), POLICY_BACKWARD_FIRST);
+    EXPECT_EQ(world.At(0).inbox[0].scheduling().activation_budget(), 6u);
+    world.Kill(0);
+  }
+}
+
+// A on one slice, B on the other, C back on the first: each goes out when what it needs has been reported as made.
+TEST(SchedulingTest, SequentialDispatchTakesARoundTripForEveryEdge) {
+  for (const bool sequential : {false, true}) {
+    Controller::Options options;
+    options.space = 9;
+    options.sequential_dispatch = sequential;
+    FakeWorld world(1, options);
+    world.Declare(2, 1);
+    world.controller.OpenSession(kSession);
+    world.Start(0);
+    world.Start(1);
+    const ArraySpec here = world.Single(0, {2}), there = world.Single(1, {2});
+    ArrayId x = world.Put(kSession, here, {1, 2}).value();
+    ExecutableId f[2];
+    for (int slot = 0; slot < 2; ++slot) {
+      f[slot] = world.controller.AddExecutable(kSession, world.Program(slot == 0 ? here : there, 1, 1), {DeviceId(slot)})
+                    .value();
+    }
+    world.RunAll();
+    auto run = [&](int slot, ArrayId in) {
+      ExecuteArgs call;
+      call.executable = f[slot];
+      call.args = {in};
+      return world.controller.Execute(kSession, call, 0, world.now)->outputs[0];
+    };
+    auto move = [&](ArrayId in, int device) {
+      const std::vector<DeviceId> to = {DeviceId(device)};
+      return world.controller.Copy(kSession, {&in, 1}, &to, nullptr, CopySemantics::kAlwaysCopy, 0, world.now)->at(0);
+    };
+    const ArrayId a = run(0, x);
+    const ArrayId b = run(1, move(a, 1));
+    const ArrayId c = run(0, move(b, 0));
+    size_t sent = 0;
+    for (int slot = 0; slot < 2; ++slot) {
+      for (const WorkerOp& op : world.At(slot).inbox) sent += op.has_launch() || op.has_make() || op.has_publish();
+    }
+    EXPECT_EQ(sent, sequential ? 1u : 7u);  // three launches, two makes, two publishes
+    world.RunAll();
+    Values want = {1, 2};
+    for (int i = 0; i < 3; ++i) want = Apply({want}, 0);
+    EXPECT_EQ(*world.ReadWhole(kSession, c), want);
+    world.controller.CloseSession(kSession, absl::FailedPreconditionError("closed"));
+    world.RunAll();
+    world.ExpectEmpty();
+  }
 }
 
 TEST_F(ControllerTest, TicketsFollowTheClientOverAllSessions) {

@@ -32,14 +32,13 @@ void Dispatcher::SendNow(Life* life, WorkerOp op) {
 void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
   if (life->up && life->parked.empty() && life->blocked.empty()) {  // nearly always
     const bool node = IsNode(op);
-    if ((!node || life->unfinished < launches_max_) &&
-        !((op.has_make() || op.has_publish()) && hooks_->NeedsAbsentPeer(op))) {
+    if ((!node || life->unfinished < launches_max_) && !hooks_->MustWait(op)) {
       Emit(life, std::move(op), session);
       return;
     }
   }
   const OpRefs refs = RefsOf(op);
-  if (!hooks_->NeedsAbsentPeer(op) && !life->blocked_refs.MustFollow(refs)) {
+  if (!hooks_->MustWait(op) && !life->blocked_refs.MustFollow(refs)) {
     Place(life, std::move(op), session, refs);
     return;
   }
@@ -190,7 +189,7 @@ void Dispatcher::Recheck(Life* life) {
   std::vector<ParkedOp> free;
   for (ParkedOp& entry : entries) {
     const OpRefs refs = RefsOf(entry.op);
-    if (hooks_->NeedsAbsentPeer(entry.op) || life->blocked_refs.MustFollow(refs)) {
+    if (hooks_->MustWait(entry.op) || life->blocked_refs.MustFollow(refs)) {
       Enqueue(life, true, std::move(entry), refs);
     } else {
       free.push_back(std::move(entry));

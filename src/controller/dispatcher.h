@@ -26,8 +26,8 @@ struct Pressure {
 class DispatchHooks {
  public:
   virtual ~DispatchHooks() = default;
-  // Names a peer that has no incarnation yet.
-  virtual bool NeedsAbsentPeer(const WorkerOp& op) const = 0;
+  // Names a peer that has no incarnation yet (or, with sequential dispatch, needs something that is not made yet).
+  virtual bool MustWait(const WorkerOp& op) const = 0;
   // It goes out now: fill in what was not known before, note that it is gone.
   virtual void BeforeSend(Life* life, WorkerOp* op) = 0;
   virtual void AfterUploadSent(Life* life, uint64_t key) = 0;
@@ -37,7 +37,7 @@ class DispatchHooks {
 
 // One stream of operations per life. An operation waits
 //  - in `parked`, first in first out, while the slot has no worker or has launches_per_worker_max unfinished nodes;
-//  - in `blocked` while it names a peer that is not up, or must follow something that waits there. What does not
+//  - in `blocked` while it must wait for something elsewhere (a peer that is not up), or must follow something that waits there. What does not
 //    depend on it goes past: a dead slice holds up nobody else. What had to wait so takes its old place when it is
 //    free, and the oldest node of a life needs no credit: those that went past may wait for it, elsewhere.
 // What takes no credit (reads, watches, publications, deletes, loads) goes past `parked` unless it must follow

@@ -19,7 +19,8 @@ absl::StatusOr<ExecutableId> Controller::Impl::AddExecutable(SessionId session,
 
 absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const ExecuteArgs& args,
                                                         uint64_t user_context, TimeNs now) {
-  LB_RETURN_IF_ERROR(CheckSession(session));
+  const auto hints = sessions_.find(session);
+  if (hints == sessions_.end()) return CheckSession(session);
   ctl::Executable* executable = programs_.Find(session, args.executable);
   if (executable == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("executable ", args.executable.ToString(), " is not known"));
@@ -109,6 +110,9 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
   launch->set_user_context(user_context);
   launch->set_report_at_once(args.end_is_awaited);
   if (!args.call_site.empty()) launch->set_call_site(args.call_site);
+  launch->set_priority(args.priority.value_or(hints->second.priority));
+  if (hints->second.weight != 1) launch->set_weight(static_cast<float>(hints->second.weight));
+  launch->set_phase(args.phase);
   launch->mutable_devices()->Add(placement->ordinals.begin(), placement->ordinals.end());
   launch->mutable_args()->Reserve(static_cast<int>(parameters));
   for (size_t i = 0; i < parameters; ++i) {

@@ -105,7 +105,8 @@ class FakeWorld : public ControllerSink {
   };
 
   explicit FakeWorld(uint64_t seed = 1, size_t launches_max = 4096)
-      : random(seed), controller({.space = 9, .launches_per_worker_max = launches_max}, this) {}
+      : FakeWorld(seed, Controller::Options{.space = 9, .launches_per_worker_max = launches_max, .scheduling = {}}) {}
+  FakeWorld(uint64_t seed, Controller::Options options) : random(seed), controller(std::move(options), this) {}
 
   // `slots` workers (each its own slice) of `devices` devices.
   void Declare(int slot_count, int devices) {
@@ -347,6 +348,7 @@ class FakeWorld : public ControllerSink {
   uint64_t next_key = 0;
   uint64_t next_request = 0;
   size_t sent = 0;
+  Scheduling scheduling;                     // that a worker was told last
   Controller controller;
 
  private:
@@ -545,6 +547,9 @@ class FakeWorld : public ControllerSink {
         Report(w, std::move(report));
         return;
       }
+      case WorkerOp::kScheduling:
+        scheduling = op.scheduling();
+        return;
       case WorkerOp::OP_NOT_SET:
         ADD_FAILURE() << "an empty operation";
         return;

@@ -34,13 +34,18 @@ class NodeTable {
   Ticket NextTicket() { return Ticket(next_++); }
   bool Issued(Ticket ticket) const { return ticket.valid() && ticket.value() < next_; }
 
-  Node& Add(Ticket ticket, Node node) { return nodes_.emplace(ticket, std::move(node)).first->second; }
+  // `track`: keep which arrays are not made yet, for Unfinished.
+  explicit NodeTable(bool track) : track_(track) {}
+
+  Node& Add(Ticket ticket, Node node);
   Node* Find(Ticket ticket) {
     auto it = nodes_.find(ticket);
     return it == nodes_.end() ? nullptr : &it->second;
   }
   const Node* Find(Ticket ticket) const { return const_cast<NodeTable*>(this)->Find(ticket); }
-  void Erase(Ticket ticket) { nodes_.erase(ticket); }
+  void Erase(Ticket ticket);
+  // Some node that makes (a part of) it has not ended.
+  bool Unfinished(ArrayId id) const { return unfinished_.contains(id); }
   size_t size() const { return nodes_.size(); }
 
   bool OldestSent(const Life* life, Ticket ticket) const {
@@ -86,7 +91,9 @@ class NodeTable {
   }
 
  private:
+  const bool track_;
   uint64_t next_ = 1;
+  absl::flat_hash_map<ArrayId, int> unfinished_;
   absl::flat_hash_map<Ticket, Node> nodes_;
   absl::flat_hash_map<Ticket, std::pair<SessionId, absl::Status>> failed_;
   std::deque<Ticket> failed_order_;

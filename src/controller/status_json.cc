@@ -45,7 +45,7 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
     int64_t bytes = 0;
   };
   std::map<SessionId, SessionFigures> figures;
-  for (SessionId session : sessions_) figures[session];
+  for (const auto& [session, hints] : sessions_) figures[session];
   buffers_.ForEachArray([&](ArrayId, const Array& array) {
     SessionFigures& at = figures[array.session];
     ++at.arrays;
@@ -124,15 +124,16 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-void Controller::Impl::Explain(RequestId request, TimeNs now) {
+void Controller::Impl::Explain(RequestId request, TimeNs now, bool graph) {
   std::vector<Life*> lives;
   for (ctl::ClusterTable::Slot& slot : cluster_.slots()) {
     if (slot.life->up) lives.push_back(slot.life.get());
   }
-  requests_.OpenExplain(request, StatusJson(now), lives);
+  requests_.OpenExplain(request, graph ? GraphJson() : StatusJson(now), lives);
   for (Life* life : lives) {
     WorkerOp op;
     op.mutable_explain()->set_request(request.value());
+    op.mutable_explain()->set_graph(graph);
     dispatcher_.SendNow(life, std::move(op));
   }
 }

@@ -52,7 +52,11 @@ std::string JoinHostPort(const std::string& host, int port) {
 ProxyProcess::ProxyProcess(ProxyOptions options)
     : options_(std::move(options)),
       life_(SystemRandom().NextNonZero()),
-      controller_({.space = life_.value(), .launches_per_worker_max = limits::kLaunchesPerWorkerUnfinishedMax}, this) {}
+      controller_({.space = life_.value(),
+                   .launches_per_worker_max = limits::kLaunchesPerWorkerUnfinishedMax,
+                   .scheduling = options_.scheduling,
+                   .sequential_dispatch = options_.sequential_dispatch},
+                  this) {}
 
 ProxyProcess::~ProxyProcess() = default;
 
@@ -284,6 +288,7 @@ void ProxyProcess::SendToWorker(Incarnation worker, WorkerOp op) {
   auto it = members_.find(worker);
   if (it == members_.end()) return;
   it->second->stream.Push(op);
+  ++it->second->ops_sent;
   dirty_.push_back(worker);
   FlushSoon();
 }
@@ -297,6 +302,7 @@ void ProxyProcess::FlushSoon() {
 void ProxyProcess::FlushStreams() {
   ++work_done_;
   flush_posted_ = false;
+  ++flushes_;
   std::vector<Incarnation> dirty;
   dirty.swap(dirty_);
   for (Incarnation incarnation : dirty) {
@@ -304,6 +310,8 @@ void ProxyProcess::FlushStreams() {
     if (it == members_.end() || !it->second->flowing) continue;
     Member& member = *it->second;
     for (std::string frame = member.stream.NextFrame(); !frame.empty(); frame = member.stream.NextFrame()) {
+      ++member.frames_sent;
+      member.bytes_sent += frame.size();
       if (!agent_->SendControl(member.ref, std::move(frame))) break;   // resumed later, with replay
     }
   }
@@ -368,6 +376,7 @@ json ProxyProcess::Status() {
                     {"queued", compile.queued},           {"running", compile.running},
                     {"plugin_sha256", compiler_->plugin_sha256()}};
   out["workers_lost"] = losses_;
+  out["flushes"] = flushes_;
   json slices = json::array();
   for (const HolderLease::SliceView& view : agent_->lease().slices()) {
     json slice = {{"index", view.slice.index}, {"type", view.type}, {"placed", view.grant.has_value()}};
@@ -384,6 +393,7 @@ json ProxyProcess::Status() {
         worker["life"] = absl::StrCat(absl::Hex(known->life.value()));
         worker["unacknowledged_bytes"] = known->stream.unacknowledged_bytes();
         worker["ops_parked"] = known->stream.parked();
+        worker["control"] = {{"ops", known->ops_sent}, {"frames", known->frames_sent}, {"bytes", known->bytes_sent}};
         json devices = json::array();
         for (const DeviceUse& use : known->use) {
           devices.push_back({{"device", use.device()},

@@ -33,6 +33,8 @@ struct ProxyOptions {
   CompileServiceOptions compile;
   std::string shared_directory;                     // uploads by file; empty: refused
   std::string cluster_secret;                       // data planes of processes with another one are refused
+  Scheduling scheduling;                            // what workers order launches by
+  bool sequential_dispatch = false;                 // see Controller::Options
 };
 
 // Thread-safety: construct, Run and destroy on one thread, which becomes the loop's.
@@ -52,6 +54,7 @@ class ProxyProcess : private ControllerSink {
     std::string name;              // "slice0/0 on HOST (pid N)"
     WorkerStream stream;
     bool flowing = false;          // a connection of it is up
+    uint64_t ops_sent = 0, frames_sent = 0, bytes_sent = 0;   // what is repeated counts again
     std::vector<DeviceUse> use;    // of its last heartbeat
   };
 
@@ -100,6 +103,7 @@ class ProxyProcess : private ControllerSink {
   bool flush_posted_ = false;
   uint64_t losses_ = 0;
   uint64_t work_done_ = 0;           // grows with every frame sent and report taken
+  uint64_t flushes_ = 0;             // turns of the loop at whose end something was sent
   MemoryTrimmer trimmer_;
   std::vector<Incarnation> dirty_;   // members with something to send
   absl::Status failure_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/time.h"
+#include "proto/landbridge/control.pb.h"
 
 namespace landbridge::sim {
 
@@ -26,6 +27,9 @@ struct Knobs {
   double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
   bool tight_memory = false;
   bool restart_rm = false;
+  SchedulingPolicyProto policy = POLICY_CLIENT_ORDER;
+  uint32_t activation_budget = 0;
+  bool sequential_dispatch = false;
   DurationNs message_min = 20 * kMicrosecond, message_max = 400 * kMicrosecond;
   DurationNs launch_min = 10 * kMicrosecond, launch_max = 3 * kMillisecond;
   DurationNs idle_max = 0;           // a client pauses now and then, up to so long: gives faults time

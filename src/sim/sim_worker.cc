@@ -28,7 +28,9 @@ std::string Pack(const Content& content) {
 std::string Knobs::ToString() const {
   return absl::StrCat("slices ", slices, ", devices ", devices, ", sessions ", sessions, ", steps ", steps, ", kill ",
                       kill, ", pause ", pause, ", break ", break_stream, ", fail launch ", fail_launch, ", fail load ",
-                      fail_load, ", messages up to ", message_max / kMicrosecond, " us", tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "");
+                      fail_load, ", messages up to ", message_max / kMicrosecond, " us", tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "", ", ",
+                      SchedulingPolicyProto_Name(policy), " with budget ", activation_budget,
+                      sequential_dispatch ? ", sequential" : "");
 }
 
 SimWorker::SimWorker(World* world, const Knobs& knobs, Fabric* fabric, Incarnation self, std::string name)

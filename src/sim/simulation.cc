@@ -15,6 +15,18 @@ constexpr int64_t kColumns = 4;
 constexpr DurationNs kRunLimit = 20 * kSecond;    // for the clients' steps
 constexpr DurationNs kRestLimit = 20 * kSecond;   // when faults have stopped
 constexpr DurationNs kAnswerLimit = 5 * kSecond;  // without faults
+// Phases are drawn at random: forward launches that nothing follows go past the budget one by one.
+constexpr DurationNs kAnswerLimitWithPhases = 1200 * kSecond;
+
+Controller::Options ControllerOptions(const Knobs& knobs) {
+  Controller::Options options;
+  options.space = 77;
+  options.launches_per_worker_max = knobs.tight_memory ? 4 : 64;
+  options.scheduling.set_policy(knobs.policy);
+  options.scheduling.set_activation_budget(knobs.activation_budget);
+  options.sequential_dispatch = knobs.sequential_dispatch;
+  return options;
+}
 
 // Whether the codes of this run's faults explain an error.
 struct Blame {
@@ -47,7 +59,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   Simulation(uint64_t seed, const Knobs& knobs)
       : world_(seed),
         knobs_(knobs),
-        controller_({.space = 77, .launches_per_worker_max = knobs.tight_memory ? size_t{4} : size_t{64}}, this),
+        controller_(ControllerOptions(knobs), this),
         holder_(ProxyLife(77), LeaseTimes{}, this) {}
 
   Outcome Run();
@@ -163,6 +175,9 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void CheckError(const Request& request, const absl::Status& status);
   bool FaultsExplain(const Blame& blame, const absl::Status& status) const;
   void Finish();
+  DurationNs AnswerLimit() const {
+    return knobs_.policy == POLICY_BACKWARD_FIRST ? kAnswerLimitWithPhases : kAnswerLimit;
+  }
 
   World world_;
   const Knobs knobs_;
@@ -356,7 +371,8 @@ void Simulation::FleetKnown(const Fleet& fleet) {
   world_.After(0, [this, devices] {
     controller_.DeclareDevices(devices);
     for (size_t c = 0; c < clients_.size(); ++c) {
-      controller_.OpenSession(clients_[c].id);
+      // Wishes are a function of the client, so that they do not disturb the rest of the run.
+      controller_.OpenSession(clients_[c].id, {static_cast<double>(1 + c), static_cast<int32_t>(c)});
       // Some begin before a single worker is up.
       const DurationNs start = world_.Chance(0.3) ? 0 : world_.Between(0, 2 * kSecond);
       world_.After(start, [this, c] { Step(static_cast<int>(c)); });
@@ -747,6 +763,10 @@ void Simulation::Execute(Client& client) {
     arguments.push_back(*array);
     args.args.push_back(array->id);
   }
+  if (knobs_.policy == POLICY_BACKWARD_FIRST) args.phase = static_cast<PipelinePhase>(world_.random().NextBelow(3));
+  if (knobs_.policy == POLICY_PRIORITY && world_.Chance(0.5)) {
+    args.priority = static_cast<int32_t>(world_.random().NextBelow(3));
+  }
   absl::StatusOr<ExecuteResult> result = controller_.Execute(client.id, args, 0, world_.now());
   if (!result.ok()) {
     // A lost argument may be answered at once.
@@ -1086,7 +1106,7 @@ void Simulation::Finish() {
     const std::vector<ArrayState> arrays = client.arrays;
     for (const ArrayState& array : arrays) ReadOne(client, array, false);
   }
-  RunUntilTrue(kAnswerLimit, [this] { return Answered(); });
+  RunUntilTrue(AnswerLimit(), [this] { return Answered(); });
   if (!world_.violations().empty()) return;
   for (const auto& [id, request] : requests_) {
     if (request.answers == 1) continue;
@@ -1098,7 +1118,7 @@ void Simulation::Finish() {
     client.open = false;
     controller_.CloseSession(client.id, absl::FailedPreconditionError("the client has gone"));
   }
-  if (!RunUntilTrue(kAnswerLimit, [this] { return Leftovers().empty(); }) && world_.violations().empty()) {
+  if (!RunUntilTrue(AnswerLimit(), [this] { return Leftovers().empty(); }) && world_.violations().empty()) {
     world_.Violation(Leftovers());
   }
 }
@@ -1122,6 +1142,9 @@ Knobs KnobsOfSeed(uint64_t seed) {
   if (random.NextBelow(6) == 0) knobs.fail_load = 0.1;
   knobs.tight_memory = random.NextBelow(4) == 0;
   if (random.NextBelow(3) == 0) knobs.message_max = 20 * kMillisecond;
+  knobs.policy = static_cast<SchedulingPolicyProto>(random.NextBelow(4));
+  knobs.activation_budget = 2 + static_cast<uint32_t>(random.NextBelow(7));
+  knobs.sequential_dispatch = random.NextBelow(5) == 0;
   return knobs;
 }
 

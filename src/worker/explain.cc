@@ -116,7 +116,11 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
       full = true;
       reasons.Add({{"what", "room"}, {"device", device}, {"placed", sequencer_.placed(device)}});
     }
-    if (!full) reasons.Add({{"what", "turn"}});
+    if (sequencer_.OverBudget(candidate)) {
+      reasons.Add({{"what", "activation budget"}});
+    } else if (!full) {
+      reasons.Add({{"what", "turn"}});
+    }
   } else if (node.stage == Stage::kPlaced) {
     reasons.Add({{"what", "completion"}});
   } else {

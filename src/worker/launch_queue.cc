@@ -24,15 +24,34 @@ Sequencer::Options SequencerOptions(const WorkerLimits& limits) {
   return options;
 }
 
+std::unique_ptr<SchedulingPolicy> MakePolicy(const Scheduling& op) {
+  switch (op.policy()) {
+    case POLICY_PROPORTIONAL_SHARE: return MakeSharePolicy();
+    case POLICY_PRIORITY: return MakePriorityPolicy(limits::kLaunchAgeMax);
+    case POLICY_BACKWARD_FIRST:
+      return MakeBackwardFirstPolicy(static_cast<int>(std::min(op.activation_budget(), limits::kActivationBudgetMax)),
+                                     limits::kActivationStallMax);
+    default: return MakeClientOrderPolicy();
+  }
+}
+
 constexpr uint64_t kFirstEpoch = 1;
 
 }  // namespace
 
 LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits)
     : context_(context),
-      sequencer_(SequencerOptions(limits), MakeSharePolicy(), kFirstEpoch),
+      sequencer_(SequencerOptions(limits), MakeClientOrderPolicy(), kFirstEpoch),
       in_order_(context->memory.devices()),
       queued_on_(context->memory.devices(), 0) {}
+
+void LaunchQueue::OnScheduling(const Scheduling& op) {
+  sequencer_.SetPolicy(MakePolicy(op));
+  place_again_ = true;
+}
+
+// What waits may be chosen, or go past a budget, because time has passed.
+void LaunchQueue::OnTime() { place_again_ = place_again_ || sequencer_.candidates() > 0; }
 
 // ---------------------------------------------------------------- programs
 
@@ -342,7 +361,9 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   context_->unfinished.insert(ticket);
   auto found = programs_.find(ExecutableId(op.executable()));
   Program* program = found == programs_.end() ? nullptr : found->second.get();
-  absl::Status status = CheckLaunch(op, program);
+  LaunchBase no_base;
+  absl::Status status = ExpandLaunch(program == nullptr ? &no_base : &program->launch_base, &op);
+  if (status.ok()) status = CheckLaunch(op, program);
   if (status.ok() && context_->unfinished.size() > limits::kWorkerNodesMax) {
     status = absl::InvalidArgumentError(
         absl::StrCat("the controller sent more than ", limits::kWorkerNodesMax, " nodes ahead"));
@@ -398,6 +419,10 @@ Candidate LaunchQueue::MakeCandidate(const Node& node) const {
   candidate.ticket = node.ticket;
   candidate.session = node.session;
   candidate.priority = node.op->priority();
+  if (node.op->weight() > 0) candidate.weight = static_cast<double>(node.op->weight());
+  candidate.phase = node.op->phase() == PHASE_FORWARD    ? Phase::kForward
+                    : node.op->phase() == PHASE_BACKWARD ? Phase::kBackward
+                                                         : Phase::kNone;
   candidate.devices.assign(node.devices.begin(), node.devices.end());
   candidate.estimated_run_ns = node.program->run_estimate;
   candidate.side_effects = node.program->outside_effects();
@@ -450,12 +475,20 @@ void LaunchQueue::OnMemoryNeverFits(const MemoryAdmission::Blocked& blocked) {
                          node->op->user_context()));
 }
 
-void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
-  BufferTable& buffers = context_->buffers;
+void LaunchQueue::NeverPlaced(const Node& node) {
   if (node.stage == Stage::kCandidate) {
     sequencer_.Withdraw(node.ticket);
-    place_again_ = true;  // an aged candidate keeps devices free
+    place_again_ = true;  // it may have kept devices free
   }
+  if (node.op->phase() != PHASE_NONE) {
+    sequencer_.OnDropped(MakeCandidate(node));
+    place_again_ = true;
+  }
+}
+
+void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
+  BufferTable& buffers = context_->buffers;
+  NeverPlaced(node);
   node.memory.Drop(context_->memory, MemoryAdmission::Key{node.ticket});
   size_t next_donated = 0;  // in the order of inputs
   for (Buffer* buffer : node.inputs) {
@@ -635,6 +668,7 @@ void LaunchQueue::CancelSession(SessionId session, const PoisonPtr& why) {
   launches_.ForEach([&](SlabHandle, Node& node) {
     if (node.session == session && (node.stage == Stage::kWaiting || node.stage == Stage::kCandidate)) Drop(node, why);
   });
+  sequencer_.OnSessionEnded(session);
 }
 
 void LaunchQueue::Fence(const PoisonPtr& why) {

@@ -16,6 +16,7 @@
 #include "absl/container/inlined_vector.h"
 #include "nlohmann/json_fwd.hpp"
 #include "worker/core_context.h"
+#include "worker/launch_args.h"
 #include "worker/sequencer.h"
 
 namespace landbridge {
@@ -28,6 +29,8 @@ class LaunchQueue {
   void OnUnload(ExecutableId id);
   void OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now);
   void OnLaunch(Launch op, TimeNs now);
+  void OnScheduling(const Scheduling& op);
+  void OnTime();
   void OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns);
 
   void OnWake(const BufferTable::Wake& wake, TimeNs now);
@@ -50,8 +53,10 @@ class LaunchQueue {
   uint64_t done_through() const { return sequencer_.done_through(); }
   uint32_t queued_on(uint32_t device) const { return queued_on_[device]; }
   int placed_on(uint32_t device) const { return sequencer_.placed(device); }
+  int activations_peak(uint32_t device) const { return sequencer_.activations_peak(device); }
 
   void Explain(TimeNs now, nlohmann::json* out) const;
+  void Graph(nlohmann::json* out) const;         // graph_json.cc
 
  private:
   struct Program {
@@ -64,6 +69,7 @@ class LaunchQueue {
     size_t queued = 0;                 // launches that are not handed over
     std::vector<SlabHandle> waiting;   // launches that wait for the load
     DurationNs run_estimate = 0;       // 0: none yet
+    LaunchBase launch_base;
     bool outside_effects() const { return info.can_fail_on_one_shard(); }
   };
   enum class Stage : uint8_t { kWaiting, kCandidate, kPlaced, kDone };
@@ -98,6 +104,7 @@ class LaunchQueue {
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);
   Candidate MakeCandidate(const Node& node) const;
+  void NeverPlaced(const Node& node);
   void RenewCandidates(const Program& program);     // its run time is known now
   void HandOver(Node& node, uint64_t place);
   void Drop(Node& node, const PoisonPtr& why);      // not handed over: poison, release, forget
@@ -105,6 +112,7 @@ class LaunchQueue {
   void LeaveProgram(Program& program);              // one queued launch less
   void MaybeUnload(Program& program);               // may forget it
   void ExplainNode(const Node& node, TimeNs now, nlohmann::json* out) const;
+  nlohmann::json GraphOf(const Node& node) const;
 
   CoreContext* const context_;
   Sequencer sequencer_;

@@ -7,16 +7,19 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "worker/activation_counts.h"
 
 namespace landbridge {
 namespace {
 
-// Candidates that only differ in their ticket: on the same devices, of the same session and priority. Of these the
+// Candidates that only differ in their ticket and run time: on the same devices, of the same session and wishes. Of these the
 // oldest is always the best choice, so that a decision looks at one candidate per lane, however many wait.
 struct LaneKey {
   std::vector<uint32_t> devices;  // ascending
   SessionId session;
   int priority = 0;
+  double weight = 1;
+  Phase phase = Phase::kNone;
   friend auto operator<=>(const LaneKey&, const LaneKey&) = default;
 };
 
@@ -27,10 +30,12 @@ class Sequencer::Impl {
   Impl(Options options, std::unique_ptr<SchedulingPolicy> policy, uint64_t epoch)
       : options_(options), policy_(std::move(policy)), epoch_(epoch) {}
 
+  void SetPolicy(std::unique_ptr<SchedulingPolicy> policy) { policy_ = std::move(policy); }
+
   void AddCandidate(Candidate candidate) {
     const Ticket ticket = candidate.ticket;
     if (placed_.contains(ticket) || lane_of_.contains(ticket)) return;
-    LaneKey key{candidate.devices, candidate.session, candidate.priority};
+    LaneKey key{candidate.devices, candidate.session, candidate.priority, candidate.weight, candidate.phase};
     std::sort(key.devices.begin(), key.devices.end());
     for (uint32_t device : candidate.devices) Load(device);
     auto lane = lanes_.try_emplace(std::move(key)).first;
@@ -42,7 +47,19 @@ class Sequencer::Impl {
     auto it = lane_of_.find(ticket);
     if (it == lane_of_.end()) return;
     Take(it->second, ticket);
+    first_choice_since_.erase(ticket);
   }
+
+  void OnDropped(const Candidate& launch) {
+    activations_.Count(launch);
+    policy_->OnDropped(launch);
+  }
+  void OnSessionEnded(SessionId session) {
+    activations_.Forget(session);
+    policy_->OnSessionEnded(session);
+  }
+  int activations_peak(uint32_t device) const { return activations_.peak(device); }
+  bool OverBudget(const Candidate& launch) const { return policy_->OverBudget(launch); }
 
   void OnFinished(Ticket ticket, DurationNs run_ns) {
     auto it = placed_.find(ticket);
@@ -81,6 +98,9 @@ class Sequencer::Impl {
           ++load.unknown;
         }
       }
+      activations_.Count(launch);
+      policy_->OnPlaced(launch, now);
+      first_choice_since_.erase(launch.ticket);
       LogEntry entry;
       entry.place = ++tail_;
       entry.ticket = launch.ticket;
@@ -145,55 +165,68 @@ class Sequencer::Impl {
     return true;
   }
 
+  static const Candidate& Head(Lanes::iterator lane) { return lane->second.begin()->second; }
+
   Lanes::iterator PickLane(TimeNs now) {
     std::vector<Lanes::iterator>& lanes = scratch_lanes_;
     lanes.clear();
+    blocked_gangs_.clear();
     for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) {
-      if (!lane->second.empty()) lanes.push_back(lane);
-    }
-    auto head = [](Lanes::iterator lane) -> const Candidate& { return lane->second.begin()->second; };
-
-    const auto is_aged = [&](Lanes::iterator lane) { return now - head(lane).ready_since >= options_.age_limit; };
-    if (options_.age_limit > 0 && std::any_of(lanes.begin(), lanes.end(), is_aged)) {
-      // The aged come first, oldest first; one that lacks room keeps its devices from everybody after it.
-      std::vector<Lanes::iterator> aged;
-      for (auto lane : lanes) {
-        if (is_aged(lane)) aged.push_back(lane);
+      if (lane->second.empty() || policy_->Holds(Head(lane), now)) continue;
+      if (HasRoom(Head(lane))) {
+        lanes.push_back(lane);
+      } else if (Head(lane).devices.size() > 1) {
+        blocked_gangs_.push_back(lane);
       }
-      std::sort(aged.begin(), aged.end(), [&](auto a, auto b) {
-        if (head(a).ready_since != head(b).ready_since) return head(a).ready_since < head(b).ready_since;
-        return head(a).ticket < head(b).ticket;
-      });
-      std::vector<bool> kept_free(loads_.size(), false);
-      auto is_kept_free = [&](const Candidate& launch) {
-        return std::any_of(launch.devices.begin(), launch.devices.end(), [&](uint32_t d) { return kept_free[d]; });
-      };
-      for (auto lane : aged) {
-        if (HasRoom(head(lane)) && !is_kept_free(head(lane))) return lane;
-        for (uint32_t device : head(lane).devices) kept_free[device] = true;
-      }
-      std::erase_if(lanes, [&](auto lane) { return is_kept_free(head(lane)); });
     }
-
-    std::erase_if(lanes, [&](auto lane) { return !HasRoom(head(lane)); });
+    for (auto gang : blocked_gangs_) KeepFree(gang, now, &lanes);
     if (lanes.empty()) return lanes_.end();
-    std::vector<const Candidate*>& eligible = scratch_eligible_;
-    eligible.clear();
-    for (auto lane : lanes) eligible.push_back(&head(lane));
-    return lanes[policy_->Pick(eligible, now)];
+    return lanes[Choose(lanes, now)];
+  }
+
+  size_t Choose(const std::vector<Lanes::iterator>& lanes, TimeNs now) {
+    scratch_eligible_.clear();
+    for (auto lane : lanes) scratch_eligible_.push_back(&Head(lane));
+    return scratch_eligible_.size() == 1 ? 0 : policy_->Pick(scratch_eligible_, now);
+  }
+
+  // Those in `lanes` that would take devices from a gang without room go past it, unless it would have been chosen before
+  // them for too long already.
+  void KeepFree(Lanes::iterator gang, TimeNs now, std::vector<Lanes::iterator>* lanes) {
+    if (options_.age_limit <= 0) return;
+    auto overlaps = [&](Lanes::iterator lane) {
+      return std::any_of(Head(lane).devices.begin(), Head(lane).devices.end(), [&](uint32_t device) {
+        return std::binary_search(gang->first.devices.begin(), gang->first.devices.end(), device);
+      });
+    };
+    std::vector<Lanes::iterator> rivals{gang};
+    for (auto lane : *lanes) {
+      if (overlaps(lane)) rivals.push_back(lane);
+    }
+    if (rivals.size() == 1) return;
+    const Ticket ticket = Head(gang).ticket;
+    if (Choose(rivals, now) != 0) {
+      first_choice_since_.erase(ticket);
+      return;
+    }
+    const TimeNs since = first_choice_since_.try_emplace(ticket, now).first->second;
+    if (now - since >= options_.age_limit) std::erase_if(*lanes, overlaps);
   }
 
   static constexpr size_t kIdleLanesMax = 64;
 
   const Options options_;
-  const std::unique_ptr<SchedulingPolicy> policy_;
+  std::unique_ptr<SchedulingPolicy> policy_;
   const uint64_t epoch_;
   std::vector<Lanes::iterator> scratch_lanes_;           // kept for their memory
   std::vector<const Candidate*> scratch_eligible_;
+  std::vector<Lanes::iterator> blocked_gangs_;
+  absl::flat_hash_map<Ticket, TimeNs> first_choice_since_;  // of gangs without room
   Lanes lanes_;
   absl::flat_hash_map<Ticket, Lanes::iterator> lane_of_;
   absl::flat_hash_map<Ticket, PlacedLaunch> placed_;
   std::vector<DeviceLoad> loads_;
+  ActivationCounts activations_;
   uint64_t tail_ = 0;
   // The part of the log that is still needed: whether the entry at first_unfinished_ + i is unfinished.
   std::deque<bool> unfinished_;
@@ -203,6 +236,11 @@ class Sequencer::Impl {
 Sequencer::Sequencer(Options options, std::unique_ptr<SchedulingPolicy> policy, uint64_t epoch)
     : impl_(std::make_unique<Impl>(options, std::move(policy), epoch)) {}
 Sequencer::~Sequencer() = default;
+void Sequencer::SetPolicy(std::unique_ptr<SchedulingPolicy> policy) { impl_->SetPolicy(std::move(policy)); }
+void Sequencer::OnDropped(const Candidate& launch) { impl_->OnDropped(launch); }
+void Sequencer::OnSessionEnded(SessionId session) { impl_->OnSessionEnded(session); }
+bool Sequencer::OverBudget(const Candidate& candidate) const { return impl_->OverBudget(candidate); }
+int Sequencer::activations_peak(uint32_t device) const { return impl_->activations_peak(device); }
 void Sequencer::AddCandidate(Candidate candidate) { impl_->AddCandidate(std::move(candidate)); }
 void Sequencer::Withdraw(Ticket ticket) { impl_->Withdraw(ticket); }
 void Sequencer::OnFinished(Ticket ticket, DurationNs run_ns) { impl_->OnFinished(ticket, run_ns); }

@@ -1,6 +1,7 @@
 #include "worker/sequencer.h"
 
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 
@@ -136,7 +137,7 @@ TEST(SequencerTest, AgeLimitEndsStarvation) {
   for (const DurationNs limit : {DurationNs{0}, 100 * kMillisecond}) {
     Sequencer::Options options = Options();
     options.age_limit = limit;
-    Sequencer sequencer(options, MakePriorityPolicy(), 1);
+    Sequencer sequencer(options, MakePriorityPolicy(limit), 1);
     uint64_t ticket = 10;
     std::map<uint32_t, uint64_t> running;
     auto add = [&](uint32_t device, TimeNs now) {
@@ -168,10 +169,14 @@ TEST(SequencerTest, AgeLimitEndsStarvation) {
 
 // Long and short programs, weights 1 and 3: device time, not launches, is shared out.
 TEST(SequencerTest, SharesOfDeviceTime) {
-  Sequencer sequencer(Options(), MakeSharePolicy({{SessionId(1), 1.0}, {SessionId(2), 3.0}}), 1);
+  Sequencer sequencer(Options(), MakeSharePolicy(), 1);
   uint64_t ticket = 0;
   const std::map<uint64_t, DurationNs> run = {{1, 8 * kMillisecond}, {2, 6 * kMillisecond}};
-  auto add = [&](uint64_t session) { sequencer.AddCandidate(Make(++ticket, {0}, run.at(session), session)); };
+  auto add = [&](uint64_t session) {
+    Candidate candidate = Make(++ticket, {0}, run.at(session), session);
+    candidate.weight = session == 2 ? 3 : 1;
+    sequencer.AddCandidate(candidate);
+  };
   std::map<uint64_t, uint64_t> session_of;
   for (uint64_t session : {1, 2}) {
     add(session);
@@ -220,6 +225,163 @@ TEST(SequencerTest, IdleSessionDoesNotLockTheOthersOut) {
   EXPECT_LE(of_two, 36);  // half, and the credit of 100 ms at most
 }
 
+// Z08: measured shares for equal weights and for 1:2:4:8, within 3 %, with launches of unlike length, also when every
+// candidate has waited far past the age limit.
+TEST(SequencerTest, SharesOfFourSessions) {
+  for (const std::vector<double>& weights : {std::vector<double>{1, 1, 1, 1}, std::vector<double>{1, 2, 4, 8}}) {
+    Sequencer::Options options = Options();
+    options.age_limit = kSecond;
+    Sequencer sequencer(options, MakeSharePolicy(), 1);
+    std::mt19937 random(7);
+    uint64_t ticket = 0;
+    std::map<uint64_t, std::pair<size_t, DurationNs>> of;  // ticket -> session, run time
+    auto add = [&](size_t session) {
+      const DurationNs run = (300 + random() % 2100) * kMicrosecond;
+      Candidate candidate = Make(++ticket, {0}, run, session + 1);
+      candidate.weight = weights[session];
+      sequencer.AddCandidate(candidate);
+      of[ticket] = {session, run};
+    };
+    for (size_t session = 0; session < 4; ++session) {
+      for (int i = 0; i < 50; ++i) add(session);
+    }
+    std::map<size_t, double> used;
+    double total = 0;
+    TimeNs now = 10 * kSecond;  // all are long past the age limit
+    std::vector<uint64_t> running;
+    while (total < 4.0 * kSecond) {
+      for (const LogEntry& entry : sequencer.Place(now)) running.push_back(entry.ticket.value());
+      ASSERT_FALSE(running.empty());
+      const auto [session, run] = of.at(running.front());
+      now += run;
+      sequencer.OnFinished(Ticket(running.front()), run);
+      running.erase(running.begin());
+      used[session] += static_cast<double>(run);
+      total += static_cast<double>(run);
+      add(session);
+    }
+    const double sum = weights[0] + weights[1] + weights[2] + weights[3];
+    for (size_t session = 0; session < 4; ++session) {
+      EXPECT_NEAR(used[session] / total, weights[session] / sum, 0.03 * weights[session] / sum) << session;
+    }
+  }
+}
+
+// A gang that the policy would choose is passed over for the age limit at most, whatever the policy; one that is not its
+// choice keeps no devices free.
+TEST(SequencerTest, OnlyTheFirstChoiceKeepsDevicesFree) {
+  Sequencer::Options options = Options();
+  options.age_limit = 100 * kMillisecond;
+  Sequencer sequencer(options, MakeClientOrderPolicy(), 1);
+  sequencer.AddCandidate(Make(1, {1}, kSecond));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1));
+  sequencer.AddCandidate(Make(5, {0, 1}, kSecond));
+  sequencer.AddCandidate(Make(3, {0}, kSecond));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(3));  // before it in client order
+  sequencer.OnFinished(Ticket(3), kSecond);
+  sequencer.AddCandidate(Make(6, {0}, kSecond));
+  EXPECT_THAT(Tickets(sequencer.Place(kSecond)), ElementsAre(6));  // passes it
+  sequencer.OnFinished(Ticket(6), kSecond);
+  sequencer.AddCandidate(Make(7, {0}, kSecond));
+  EXPECT_THAT(sequencer.Place(kSecond + 100 * kMillisecond), IsEmpty());  // not for ever
+  sequencer.OnFinished(Ticket(1), kSecond);
+  EXPECT_THAT(Tickets(sequencer.Place(2 * kSecond)), ElementsAre(5));
+}
+
+// Low priority gets a turn now and then.
+TEST(SequencerTest, PriorityDoesNotStarve) {
+  Sequencer sequencer(Options(), MakePriorityPolicy(kSecond), 1);
+  uint64_t ticket = 100;
+  for (uint64_t t = 1; t <= 5; ++t) sequencer.AddCandidate(Make(t, {0}, 100 * kMillisecond, 1, 0, 0));
+  std::vector<TimeNs> turns;
+  for (TimeNs now = 0; now < 5 * kSecond; now += 100 * kMillisecond) {
+    sequencer.AddCandidate(Make(++ticket, {0}, 100 * kMillisecond, 2, 1, now));
+    const auto entries = sequencer.Place(now);
+    ASSERT_EQ(entries.size(), 1u);
+    if (entries[0].ticket.value() <= 5) turns.push_back(now / kMillisecond);
+    sequencer.OnFinished(entries[0].ticket, 100 * kMillisecond);
+  }
+  EXPECT_THAT(turns, ElementsAre(1000, 2000, 3000, 4000));
+}
+
+// ---------------------------------------------------------------- backward first
+
+Candidate Pipeline(uint64_t ticket, Phase phase, uint32_t device = 0, uint64_t session = 1) {
+  Candidate candidate = Make(ticket, {device}, kMicrosecond, session);
+  candidate.phase = phase;
+  return candidate;
+}
+
+// All forward launches first, as GPipe submits them, and backward ones becoming ready one by one.
+TEST(BackwardFirstTest, KeepsTheBudget) {
+  Sequencer sequencer(Options(), MakeBackwardFirstPolicy(2, kSecond), 1);
+  for (uint64_t t = 1; t <= 5; ++t) sequencer.AddCandidate(Pipeline(t, Phase::kForward));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1, 2));
+  sequencer.OnFinished(Ticket(1), 1);
+  sequencer.OnFinished(Ticket(2), 1);
+  EXPECT_THAT(sequencer.Place(1), IsEmpty());
+  EXPECT_TRUE(sequencer.OverBudget(Pipeline(3, Phase::kForward)));
+  EXPECT_FALSE(sequencer.OverBudget(Pipeline(3, Phase::kForward, 1)));
+  EXPECT_FALSE(sequencer.OverBudget(Pipeline(3, Phase::kForward, 0, 2)));
+  EXPECT_FALSE(sequencer.OverBudget(Pipeline(3, Phase::kNone)));
+  sequencer.AddCandidate(Pipeline(11, Phase::kBackward));
+  // The backward one's place in the log is before the next forward one's: the device has run it by then.
+  EXPECT_THAT(Tickets(sequencer.Place(2)), ElementsAre(11, 3));
+  sequencer.AddCandidate(Make(12, {0}, kMicrosecond));
+  sequencer.AddCandidate(Pipeline(13, Phase::kBackward));
+  EXPECT_THAT(Tickets(sequencer.Place(3)), ElementsAre(13, 4, 12));
+  EXPECT_EQ(sequencer.activations_peak(0), 2);
+  EXPECT_EQ(sequencer.activations_peak(1), 0);
+}
+
+TEST(BackwardFirstTest, DroppedPairsDoNotCount) {
+  Sequencer sequencer(Options(), MakeBackwardFirstPolicy(1, kSecond), 1);
+  sequencer.AddCandidate(Pipeline(1, Phase::kForward));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1));
+  sequencer.OnDropped(Pipeline(2, Phase::kForward));   // a poisoned input
+  sequencer.OnDropped(Pipeline(12, Phase::kBackward));
+  sequencer.AddCandidate(Pipeline(3, Phase::kForward));
+  EXPECT_THAT(sequencer.Place(0), IsEmpty());
+  sequencer.OnDropped(Pipeline(11, Phase::kBackward));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(3));
+}
+
+// Hints that are wrong (a loss over more micro-batches than the budget) cost time, not the job.
+TEST(BackwardFirstTest, AnIdleDeviceGoesPastTheBudget) {
+  Sequencer sequencer(Options(), MakeBackwardFirstPolicy(1, kSecond), 1);
+  for (uint64_t t = 1; t <= 3; ++t) sequencer.AddCandidate(Pipeline(t, Phase::kForward));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1));
+  EXPECT_THAT(sequencer.Place(10 * kSecond), IsEmpty());  // it runs
+  sequencer.OnFinished(Ticket(1), 1);
+  EXPECT_THAT(sequencer.Place(20 * kSecond), IsEmpty());  // idle from now on
+  EXPECT_THAT(sequencer.Place(20 * kSecond + kMillisecond), IsEmpty());
+  EXPECT_THAT(Tickets(sequencer.Place(21 * kSecond)), ElementsAre(2));
+}
+
+TEST(BackwardFirstTest, AnEndedSessionLeavesNoCounts) {
+  Sequencer sequencer(Options(), MakeBackwardFirstPolicy(1, kSecond), 1);
+  sequencer.AddCandidate(Pipeline(1, Phase::kForward));
+  sequencer.Place(0);
+  sequencer.OnSessionEnded(SessionId(1));
+  sequencer.OnFinished(Ticket(1), 1);
+  EXPECT_FALSE(sequencer.OverBudget(Pipeline(2, Phase::kForward)));
+}
+
+TEST(SequencerTest, ThePolicyMayChangeWhileLaunchesRun) {
+  Sequencer sequencer(Options(), MakeClientOrderPolicy(), 1);
+  sequencer.AddCandidate(Pipeline(1, Phase::kForward));
+  sequencer.Place(0);
+  for (auto make : {+[] { return MakeBackwardFirstPolicy(1, kSecond); }, +[] { return MakeSharePolicy(); },
+                    +[] { return MakePriorityPolicy(kSecond); }}) {
+    sequencer.SetPolicy(make());
+    const uint64_t ticket = 10 + sequencer.tail();
+    sequencer.AddCandidate(Make(ticket, {0}, kMicrosecond));
+    EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(ticket));
+  }
+  sequencer.OnFinished(Ticket(1), 1);
+  EXPECT_EQ(sequencer.placed(0), 3);
+}
+
 // I8: the same input gives the same log; and K and the order of places hold at every step.
 TEST(SequencerTest, RandomHistoriesRepeat) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
@@ -228,7 +390,11 @@ TEST(SequencerTest, RandomHistoriesRepeat) {
       std::mt19937 random(seed);
       Sequencer::Options options = Options();
       options.age_limit = 20 * kMillisecond;
-      Sequencer sequencer(options, MakeSharePolicy(), 1);
+      const std::unique_ptr<SchedulingPolicy> policies[] = {MakeSharePolicy(), MakePriorityPolicy(5 * kMillisecond),
+                                                            MakeClientOrderPolicy(),
+                                                            MakeBackwardFirstPolicy(2, 10 * kMillisecond)};
+      auto& policy = const_cast<std::unique_ptr<SchedulingPolicy>&>(policies[seed % 4]);
+      Sequencer sequencer(options, std::move(policy), 1);
       std::vector<Candidate> placed;
       std::map<uint64_t, Candidate> known;
       std::map<uint32_t, int> on_device;
@@ -239,6 +405,8 @@ TEST(SequencerTest, RandomHistoriesRepeat) {
         if (random() % 3 == 0) devices.push_back((devices[0] + 1) % 4);
         Candidate candidate = Make(t, devices, random() % 3 == 0 ? 0 : (random() % 7000 + 1) * kMicrosecond,
                                    1 + random() % 3, static_cast<int>(random() % 2), now);
+        candidate.weight = static_cast<double>(1 + random() % 3);
+        candidate.phase = static_cast<Phase>(random() % 3);
         known.emplace(t, candidate);
         sequencer.AddCandidate(candidate);
         if (random() % 10 == 0) sequencer.Withdraw(Ticket(1 + random() % t));

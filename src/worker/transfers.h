@@ -49,6 +49,7 @@ class Transfers {
   size_t running() const { return running_; }
 
   void Explain(TimeNs now, nlohmann::json* out) const;
+  void Graph(nlohmann::json* out) const;         // graph_json.cc
 
  private:
   struct UploadNode {

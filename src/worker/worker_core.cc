@@ -34,6 +34,7 @@ class WorkerCore::Impl {
       case WorkerOp::kPeerLost: OnPeerLost(op.peer_lost()); break;
       case WorkerOp::kExplain: OnExplain(op.explain(), now); break;
       case WorkerOp::kCancelSession: OnCancelSession(op.cancel_session()); break;
+      case WorkerOp::kScheduling: launches_.OnScheduling(op.scheduling()); break;
       case WorkerOp::OP_NOT_SET: ++context_.anomalies; break;
     }
     Settle(now);
@@ -100,12 +101,19 @@ class WorkerCore::Impl {
       const auto host = context_.memory.figures(PoolId{d, true});
       pools.push_back({{"device", d}, {"bytes_in_use", device.used}, {"bytes_limit", device.limit},
                        {"bytes_peak", device.peak}, {"host_bytes_in_use", host.used}, {"queued", launches_.queued_on(d)},
-                       {"placed", launches_.placed_on(d)}});
+                       {"placed", launches_.placed_on(d)}, {"activations_peak", launches_.activations_peak(d)}});
     }
     out["devices"] = std::move(pools);
     launches_.Explain(now, &out);
     transfers_.Explain(now, &out);
     observers_.Explain(now, &out);
+    return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+
+  std::string GraphJson() const {
+    nlohmann::json out = nlohmann::json::object();
+    launches_.Graph(&out);
+    transfers_.Graph(&out);
     return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
 
@@ -247,7 +255,7 @@ class WorkerCore::Impl {
   void OnExplain(const Explain& op, TimeNs now) {
     WorkerReport report;
     report.mutable_explained()->set_request(op.request());
-    report.mutable_explained()->set_json(ExplainJson(now));
+    report.mutable_explained()->set_json(op.graph() ? GraphJson() : ExplainJson(now));
     context_.report.Now(std::move(report));
   }
 
@@ -292,7 +300,10 @@ void WorkerCore::OnReadQuiet(uint64_t read, TimeNs now) {
   impl_->observers().OnReadQuiet(read);
   impl_->Settle(now);
 }
-void WorkerCore::OnTime(TimeNs now) { impl_->Settle(now); }
+void WorkerCore::OnTime(TimeNs now) {
+  impl_->launches().OnTime();
+  impl_->Settle(now);
+}
 void WorkerCore::Flush(bool all) { impl_->Flush(all); }
 bool WorkerCore::HoldsProgress() const { return impl_->HoldsProgress(); }
 bool WorkerCore::WaitsForLaunches() const { return impl_->WaitsForLaunches(); }

@@ -207,6 +207,96 @@ TEST_F(WorkerCoreTest, ProgramWithSideEffectsWaitsUntilItsProducersHaveCompleted
                                      "Failed a3.0 INVALID_ARGUMENT root=t2 uc=1002", "Progress e1 @1 t2,t3"));
 }
 
+// ---------------------------------------------------------------- policies
+
+WorkerOp SchedulingOp(SchedulingPolicyProto policy, uint32_t budget = 0) {
+  WorkerOp op;
+  op.mutable_scheduling()->set_policy(policy);
+  op.mutable_scheduling()->set_activation_budget(budget);
+  return op;
+}
+
+WorkerOp WithPhase(WorkerOp op, PipelinePhase phase) {
+  op.mutable_launch()->set_phase(phase);
+  return op;
+}
+
+TEST_F(WorkerCoreTest, ForwardLaunchesWaitForTheActivationBudget) {
+  Op(SchedulingOp(POLICY_BACKWARD_FIRST, 1));
+  Load(1, {{100}, {100}});
+  Resident(1, 1, 100);
+  EXPECT_THAT(Op(WithPhase(LaunchOp(2, 1, {1}, {2}), PHASE_FORWARD)), ElementsAre("HandOver t2 @1"));
+  EXPECT_THAT(Op(WithPhase(LaunchOp(3, 1, {1}, {3}), PHASE_FORWARD)), IsEmpty());
+  EXPECT_THAT(Done(2), IsEmpty());
+  EXPECT_EQ(Explain()["launches"][0]["waits_for"][0]["what"], "activation budget");
+  EXPECT_EQ(Explain()["devices"][0]["activations_peak"], 1);
+  EXPECT_THAT(Op(WithPhase(LaunchOp(4, 1, {2}, {4}), PHASE_BACKWARD)), ElementsAre("HandOver t4 @2", "HandOver t3 @3"));
+  Done(4);
+  Done(3);
+  // A backward launch whose input is an error never runs; its forward one counts no longer.
+  EXPECT_THAT(Op(WithPhase(LaunchOp(5, 1, {1}, {5}), PHASE_FORWARD)), IsEmpty());
+  WorkerOp poison;
+  poison.mutable_poison()->set_ticket(6);
+  SetTarget(poison.mutable_poison()->add_targets(), 6, 0, 0);
+  *poison.mutable_poison()->mutable_why() = Why(absl::StatusCode::kDataLoss, "lost");
+  Op(poison);
+  EXPECT_THAT(Op(WithPhase(LaunchOp(7, 1, {6}, {7}), PHASE_BACKWARD)), ElementsAre("HandOver t5 @4"));
+  Done(5);
+  // A device without work goes past the budget in the end.
+  EXPECT_THAT(Op(WithPhase(LaunchOp(8, 1, {1}, {8}), PHASE_FORWARD)), IsEmpty());
+  now_ += limits::kActivationStallMax;
+  core_->OnTime(now_);
+  EXPECT_THAT(sink_.TakeCalls(), ElementsAre("HandOver t8 @5"));
+}
+
+TEST_F(WorkerCoreTest, PriorityDecidesAmongReadyLaunches) {
+  Op(SchedulingOp(POLICY_PRIORITY));
+  Load(1, {{100}, {100}});
+  Resident(1, 1, 100);
+  EXPECT_THAT(Op(LaunchOp(2, 1, {1}, {2})), ElementsAre("HandOver t2 @1"));
+  EXPECT_THAT(Op(LaunchOp(3, 1, {1}, {3})), ElementsAre("HandOver t3 @2"));
+  EXPECT_THAT(Op(LaunchOp(4, 1, {1}, {4})), IsEmpty());
+  WorkerOp urgent = LaunchOp(5, 1, {1}, {5});
+  urgent.mutable_launch()->set_priority(1);
+  EXPECT_THAT(Op(urgent), IsEmpty());
+  EXPECT_THAT(Done(2, absl::OkStatus(), 0), ElementsAre("HandOver t5 @3"));
+}
+
+// ---------------------------------------------------------------- the graph
+
+TEST_F(WorkerCoreTest, TheGraphNamesWhatIsNotThereYet) {
+  Load(1, {{100, 100}, {100}});
+  Resident(1, 1, 100);
+  Op(LaunchOp(2, 1, {1, 1}, {2}));                     // runs
+  WorkerOp make = MakeOp(3);
+  AddRemote(AddPart(&make, 3, 0, 0, 100), 77, 9);
+  Op(make);                                            // comes from a peer
+  Op(LaunchOp(4, 1, {2, 3}, {4}));
+  Op(PublishOp(5, 78, 4, 0, 9));
+  WorkerOp op;
+  op.mutable_explain()->set_request(12);
+  op.mutable_explain()->set_graph(true);
+  sink_.reports.clear();
+  Op(op);
+  ASSERT_EQ(sink_.reports.size(), 1u);
+  const nlohmann::json graph = nlohmann::json::parse(sink_.reports[0].explained().json());
+  ASSERT_EQ(graph["launches"].size(), 2u);
+  EXPECT_EQ(graph["launches"][0]["ticket"], "t2");
+  EXPECT_EQ(graph["launches"][0]["state"], "running");
+  EXPECT_TRUE(graph["launches"][0]["inputs"].empty());
+  const nlohmann::json& waiting = graph["launches"][1];
+  EXPECT_EQ(waiting["state"], "waiting");
+  EXPECT_EQ(waiting["name"], "program1");
+  ASSERT_EQ(waiting["inputs"].size(), 2u);
+  EXPECT_EQ(waiting["inputs"][0]["array"], "a2");
+  EXPECT_EQ(waiting["inputs"][0]["bytes"], 100);
+  EXPECT_EQ(waiting["inputs"][1]["array"], "a3");
+  EXPECT_EQ(waiting["outputs"], nlohmann::json::parse(R"(["a4"])"));
+  EXPECT_EQ(graph["makes"][0]["array"], "a3");
+  EXPECT_EQ(graph["makes"][0]["transfers"], nlohmann::json::parse(R"(["tr77"])"));
+  EXPECT_EQ(graph["publishes"], nlohmann::json::parse(R"([{"transfer": "tr78", "array": "a4"}])"));
+}
+
 // ---------------------------------------------------------------- donation
 
 // Rule (c) and [1] on one worker: the reader that is not in the log yet comes before the donor, on each device.

@@ -41,7 +41,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void Stop();
 
   // --- Any thread.
-  absl::StatusOr<std::shared_ptr<SessionPipe>> Open(const std::string& peer, int protocol_version);
+  absl::StatusOr<std::shared_ptr<SessionPipe>> Open(const std::string& peer, int protocol_version,
+                                                    const SessionHints& hints);
   void Closed(const std::shared_ptr<SessionPipe>& pipe);
   size_t session_count() const { return session_count_.load(); }
 
@@ -173,7 +174,9 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
 
 absl::StatusOr<int> IfrtFrontDoor::Impl::Start(const std::string& listen_address) {
   GrpcServiceHooks hooks;
-  hooks.open = [this](const std::string& peer, int version) { return Open(peer, version); };
+  hooks.open = [this](const std::string& peer, int version, const SessionHints& hints) {
+    return Open(peer, version, hints);
+  };
   hooks.closed = [this](const std::shared_ptr<SessionPipe>& pipe) { Closed(pipe); };
   hooks.release_read = [this](RequestId read) {
     PostSelf([read](Impl& self) { self.controller_->ReleaseRead(read); });
@@ -194,10 +197,12 @@ void IfrtFrontDoor::Impl::Stop() {
   server_.reset();
 }
 
-absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(const std::string& peer, int protocol_version) {
+absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(const std::string& peer, int protocol_version,
+                                                                       const SessionHints& hints) {
   SessionCore::Options core;
   core.session = SessionId(next_session_.fetch_add(1));
   core.protocol_version = protocol_version;
+  core.hints = hints;
   auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
     if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
   });
@@ -230,7 +235,7 @@ void IfrtFrontDoor::Impl::Closed(const std::shared_ptr<SessionPipe>& pipe) {
 void IfrtFrontDoor::Impl::OpenOnLoop(std::shared_ptr<SessionPipe> pipe, std::string peer,
                                      SessionCore::Options options) {
   ++sessions_opened_;
-  controller_->OpenSession(options.session);
+  controller_->OpenSession(options.session, options.hints);
   auto session = std::make_unique<Session>(this, std::move(pipe), std::move(peer), options);
   if (catalog_ != nullptr) session->core.SetDevices(catalog_.get());
   LogInfo("Session ", options.session.ToString(), " of ", session->peer, " opened, protocol ",

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "controller/controller.h"
 #include "dataplane/data_plane.h"
 #include "frontdoor/ifrt_proxy/call.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
@@ -21,7 +22,9 @@ namespace landbridge {
 
 struct GrpcServiceHooks {
   // A client wants a session; from any thread. Its requests come through the pipe until `closed`.
-  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(const std::string& peer, int protocol_version)> open;
+  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(const std::string& peer, int protocol_version,
+                                                             const SessionHints& hints)>
+      open;
   std::function<void(const std::shared_ptr<SessionPipe>&)> closed;
   std::function<void(RequestId)> release_read;
 };

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "frontdoor/ifrt_proxy/hints.h"
 #include "frontdoor/ifrt_proxy/version.h"
 
 namespace landbridge {
@@ -59,7 +60,9 @@ class SessionCall final : public Call, private SessionPipe::Stream {
       return absl::InvalidArgumentError("IfrtSession without its metadata header");
     }
     if (absl::Status status = CheckVersion(metadata.version()); !status.ok()) return status;
-    return door_->hooks.open(PeerHost(context_.peer()), metadata.version().protocol_version());
+    absl::StatusOr<SessionHints> hints = ParseSessionHints(metadata.initialization_data());
+    if (!hints.ok()) return hints.status();
+    return door_->hooks.open(PeerHost(context_.peer()), metadata.version().protocol_version(), *hints);
   }
 
   // SessionPipe::Stream.

@@ -22,6 +22,7 @@
 #include "base/time.h"
 #include "controller/controller.h"
 #include "frontdoor/ifrt_proxy/device_catalog.h"
+#include "frontdoor/ifrt_proxy/hints.h"
 #include "frontdoor/ifrt_proxy/plugin_program.h"
 #include "frontdoor/ifrt_proxy/user_contexts.h"
 #include "proto/ifrt_proxy/ifrt_service.pb.h"
@@ -59,6 +60,7 @@ class SessionCore {
     SessionId session;
     uint64_t wire_id = 0;
     int protocol_version = 25;
+    SessionHints hints = {};
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.
@@ -128,6 +130,7 @@ class SessionCore {
     // What the first Execute answers, without handles.
     std::vector<xla::ifrt::proxy::LoadedExecutableExecuteResponse::Output> outputs;
     bool outputs_known = false;
+    ProgramHints hints;
   };
   struct Future {
     bool done = false;
@@ -142,6 +145,7 @@ class SessionCore {
   struct PendingCompile {
     Op op;
     std::vector<DeviceId> devices;
+    ProgramHints hints;
   };
   template <typename T>
   using Entries = absl::StatusOr<std::vector<T>>;

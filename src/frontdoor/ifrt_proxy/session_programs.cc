@@ -157,6 +157,7 @@ absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& 
   }
   xla::CompileOptionsProto& options = *wrapped.mutable_compile_options();
   PendingCompile pending;
+  LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
   LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
   LB_RETURN_IF_ERROR(controller_->CheckProgramDevices(pending.devices));
   NormaliseAssignment(&options, std::max<int64_t>(options.executable_build_options().num_replicas(), 1),
@@ -177,6 +178,7 @@ void SessionCore::OnCompiled(uint64_t token, absl::StatusOr<Compiled> result) {
   auto executable = std::make_shared<Executable>();
   executable->image = std::move(result->image);
   executable->devices = std::move(pending.devices);
+  executable->hints = pending.hints;
   executable->name = executable->image->info.name();
   absl::StatusOr<ExecutableId> id =
       controller_->AddExecutable(options_.session, executable->image, executable->devices);
@@ -431,6 +433,8 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
     for (int32_t id : execute.device_ids()) launch.devices.push_back(DeviceId(id));
     launch.launch_id = execute.execute_options().launch_id();
     launch.end_is_awaited = wants_status;
+    launch.priority = executable.hints.priority;
+    launch.phase = executable.hints.phase;
     const auto& custom = execute.execute_options().custom_options().attributes();
     auto location = custom.find("call_location");
     if (location != custom.end()) launch.call_site = location->second.string_value();

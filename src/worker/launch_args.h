@@ -1,0 +1,25 @@
+// Launch messages as they travel, made whole again: see controller/launch_args.h.
+//
+// Pure. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/landbridge/control.pb.h"
+
+namespace landbridge {
+
+// What the next launch of an executable may refer to: its previous one with a long argument list in this stream.
+struct LaunchBase {
+  std::vector<LaunchArg> args;
+  std::vector<uint32_t> donated;
+};
+
+// Replaces differences from `base` by the arguments and outputs themselves, and brings `base` up to date.
+// INVALID_ARGUMENT if they make no sense: then the launch names no arguments, and `base` is empty, since the two ends no
+// longer agree.
+absl::Status ExpandLaunch(LaunchBase* base, Launch* launch);
+
+}  // namespace landbridge
