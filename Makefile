@@ -62,6 +62,9 @@ test-tsan:
 bench: build
 	@tools/build.sh grpc_echo dataplane_benchmark
 	@.venv/bin/python bench/stock_door.py
+	@.venv/bin/python bench/dispatch.py
+	@.venv/bin/python bench/overlap.py
+	@.venv/bin/python bench/wide.py
 
 clean:
 	rm -rf build landbridge

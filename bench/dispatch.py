@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""What dispatching before inputs exist is worth: chains over slices, parallel against sequential asynchronous dispatch.
+
+    .venv/bin/python bench/dispatch.py [--rounds 5] > results.jsonl
+
+Virtual compute throughout (device time that is a timer), so that two cores can stand for a cluster. One JSON line per
+result:
+  chain        A -> B -> C ... over slices, as figure 7 of the Pathways paper: time of a chain of launches on alternating
+               slices, per launch beyond its device time, parallel and sequential, in turns (ABAB) on two clusters
+  edge         how long after the end of A on one slice B starts on the other, for 4 KiB: (chain - device time) / edges
+  ready        how long a ready launch C takes on a device whose older launch B waits for a remote input, beyond the same
+               launch on an idle device
+  flood        median time of single launches on one slice, alone and beside 5,000 small launches on another
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LANDBRIDGE = ROOT / "landbridge"
+
+PRELUDE = """
+import functools, json, sys, time
+import jax, numpy as np, landbridge
+one, other = (next(d for d in jax.devices() if d.slice_index == s) for s in (0, 1))
+
+@functools.cache
+def slow(us):
+    return jax.jit(lambda v: landbridge.virtual_compute(v + 1, duration_us=us))
+
+def quantiles(samples):
+    samples = sorted(samples)
+    return {"p50": samples[len(samples) // 2], "p99": samples[min(len(samples) - 1, len(samples) * 99 // 100)]}
+"""
+
+# Two slices in turn; the whole chain is submitted before its first launch has ended.
+CHAIN = PRELUDE + """
+us, length, rounds = 5000, 40, 12
+f = slow(us)
+x = jax.device_put(np.zeros(1024, np.float32), one)
+def chain():
+    v = x
+    for i in range(length):
+        v = f(v)
+        v = jax.device_put(v, other if i % 2 == 0 else one)
+    return v
+jax.block_until_ready(chain())
+samples = []
+for _ in range(rounds):
+    start = time.perf_counter()
+    end = chain()
+    end.block_until_ready()
+    samples.append((time.perf_counter() - start) * 1e6)
+    assert float(end[0]) == length
+per_edge = [(s - us * length) / length for s in samples]
+print(json.dumps({"us_per_launch": us, "launches": length, "over_us_per_edge": quantiles(per_edge)}))
+"""
+
+READY = PRELUDE + """
+f, remote = slow(200), slow(30_000)
+x, y = jax.device_put(np.zeros(8, np.float32), one), jax.device_put(np.zeros(8, np.float32), other)
+jax.block_until_ready((f(y), remote(x), f(jax.device_put(remote(x), other))))
+def timed():
+    start = time.perf_counter()
+    f(y).block_until_ready()
+    return (time.perf_counter() - start) * 1e6
+alone, beside = [], []
+for _ in range(60):
+    alone.append(timed())
+    b = f(jax.device_put(remote(x), other))
+    beside.append(timed())
+    assert not b.is_ready()
+    b.block_until_ready()
+print(json.dumps({"alone_us": quantiles(alone), "beside_waiting_us": quantiles(beside),
+                  "added_us_p50": quantiles(beside)["p50"] - quantiles(alone)["p50"]}))
+"""
+
+# A second client floods slice 0 while this one measures slice 1, launch by launch.
+FLOOD = PRELUDE + """
+import subprocess
+f = slow(1000)
+y = jax.device_put(np.zeros(8, np.float32), other)
+f(y).block_until_ready()
+def timed(count):
+    samples = []
+    for _ in range(count):
+        start = time.perf_counter()
+        f(y).block_until_ready()
+        samples.append((time.perf_counter() - start) * 1e6)
+    return samples
+alone = timed(400)
+flooder = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+flooder.stdout.readline()           # it has submitted
+beside = []
+while len(beside) < 400 and flooder.poll() is None:
+    beside += timed(1)
+flooder.stdin.close()
+assert flooder.wait(120) == 0
+print(json.dumps({"alone_us": quantiles(alone), "beside_flood_us": quantiles(beside), "samples": len(beside),
+                  "median_ratio": quantiles(beside)["p50"] / quantiles(alone)["p50"]}))
+"""
+FLOODER = PRELUDE + """
+f = slow(500)
+x = jax.device_put(np.zeros(8, np.float32), one)
+f(x).block_until_ready()
+ys = [f(x) for _ in range(5000)]
+print("submitted", flush=True)
+jax.block_until_ready(ys)
+"""
+
+
+class Cluster:
+    def __init__(self, *args):
+        self.state = tempfile.mkdtemp(prefix="lb-bench-")
+        out = subprocess.run([LANDBRIDGE, "up", "--json", "--state", self.state, "--slices", "2", "--devices-per-worker",
+                              "1", *args], capture_output=True, text=True, timeout=120)
+        if out.returncode != 0:
+            sys.exit(f"cannot start a cluster: {out.stderr}")
+        self.address = json.loads(out.stdout)["address"]
+
+    def run(self, code, *args):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
+        env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.address)
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *args], env=env, capture_output=True, text=True,
+                              timeout=600)
+        if done.returncode != 0:
+            return {"error": done.stderr[-1500:]}
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def close(self):
+        subprocess.run([LANDBRIDGE, "down", "--state", self.state], capture_output=True, timeout=60)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="chain,ready,flood")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    parallel, sequential = Cluster(), Cluster("--proxy-arg=--dispatch=sequential")
+    collected = {}
+
+    def note(figure, mode, result):
+        print(json.dumps({"figure": figure, "mode": mode, **result}), flush=True)
+        collected.setdefault((figure, mode), []).append(result)
+
+    try:
+        for _ in range(args.rounds):
+            if "chain" in chosen:
+                note("chain", "parallel", parallel.run(CHAIN))
+                note("chain", "sequential", sequential.run(CHAIN))
+            if "ready" in chosen:
+                note("ready", "parallel", parallel.run(READY))
+            if "flood" in chosen:
+                note("flood", "parallel", parallel.run(FLOOD, FLOODER))
+    finally:
+        parallel.close()
+        sequential.close()
+    median = lambda figure, mode, pick: statistics.median(pick(r) for r in collected[figure, mode])
+    if "chain" in chosen:
+        per_edge = {m: median("chain", m, lambda r: r["over_us_per_edge"]["p50"]) for m in ("parallel", "sequential")}
+        print(json.dumps({"summary": "chain", "over_us_per_edge": per_edge,
+                          "sequential_over_parallel": per_edge["sequential"] / per_edge["parallel"]}))
+    if "ready" in chosen:
+        print(json.dumps({"summary": "ready", "added_us": median("ready", "parallel", lambda r: r["added_us_p50"])}))
+    if "flood" in chosen:
+        print(json.dumps({"summary": "flood", "median_ratio": median("flood", "parallel", lambda r: r["median_ratio"])}))
+
+
+if __name__ == "__main__":
+    main()
