@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "controller/controller.h"
 #include "controller/op_refs.h"
+#include "controller/plan_table.h"
 
 namespace landbridge::ctl {
 
@@ -48,6 +49,7 @@ struct Life {
   absl::flat_hash_set<SessionId> sessions;     // that sent something
   SessionId last_session;                      // the latest of them: saves the look-up
   absl::flat_hash_set<Incarnation> peers;      // whose data address it knows
+  PlansTold plans;                             // what it knows by number
 };
 
 // Lives are freed when they end; whoever holds a Life* lets go of it in Controller::OnWorkerLost.

@@ -33,7 +33,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
   if (life->up && life->parked.empty() && life->blocked.empty()) {  // nearly always
     const bool node = IsNode(op);
     if ((!node || life->unfinished < launches_max_) &&
-        !((op.has_make() || op.has_publish()) && hooks_->NeedsAbsentPeer(op))) {
+        !((op.has_reshard_receive() || op.has_reshard_send()) && hooks_->NeedsAbsentPeer(op))) {
       Emit(life, std::move(op), session);
       return;
     }
@@ -126,9 +126,10 @@ void Dispatcher::DeleteShard(Life* life, BufferRef ref, SessionId session) {
   if (life->deletes.shards_size() >= kDeletesPerOp) FlushCollected(life);
 }
 
-void Dispatcher::EndTransfer(Life* source, TransferId transfer) {
+void Dispatcher::EndTransfer(Life* source, TransferId transfer, uint32_t count) {
   Collected(source);
   source->unpublishes.add_transfers(transfer.value());
+  source->unpublishes.add_counts(count);
 }
 
 void Dispatcher::FlushCollected(Life* life) {

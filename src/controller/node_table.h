@@ -14,6 +14,7 @@
 #include "base/ids.h"
 #include "base/time.h"
 #include "controller/cluster_table.h"
+#include "controller/plan_table.h"
 
 namespace landbridge::ctl {
 
@@ -25,6 +26,7 @@ struct Node {
   absl::Status error;                     // that is known
   bool sent = false;
   TimeNs since = 0;
+  PlanPtr plan;                           // of a reshard
 };
 
 class NodeTable {
@@ -34,7 +36,14 @@ class NodeTable {
   Ticket NextTicket() { return Ticket(next_++); }
   bool Issued(Ticket ticket) const { return ticket.valid() && ticket.value() < next_; }
 
-  Node& Add(Ticket ticket, Node node) { return nodes_.emplace(ticket, std::move(node)).first->second; }
+  // The caller says what it makes.
+  Node& Add(Ticket ticket, Life* life, SessionId session, TimeNs now) {
+    Node& node = nodes_[ticket];
+    node.life = life;
+    node.session = session;
+    node.since = now;
+    return node;
+  }
   Node* Find(Ticket ticket) {
     auto it = nodes_.find(ticket);
     return it == nodes_.end() ? nullptr : &it->second;

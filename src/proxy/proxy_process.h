@@ -51,6 +51,7 @@ class ProxyProcess : private ControllerSink {
     WorkerStream stream;
     bool flowing = false;          // a connection of it is up
     std::vector<DeviceUse> use;    // of its last heartbeat
+    std::vector<LinkUse> links;    // of its last heartbeat
   };
 
   // ControllerSink. These only record.

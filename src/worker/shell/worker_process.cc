@@ -187,6 +187,7 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   context->pool = pool_.get();
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
+  context->staged = &staged_;
   context->inbox = inbox_;
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
@@ -329,6 +330,7 @@ json WorkerProcess::Status() {
   json out;
   out["name"] = options_.name;
   out["incarnation"] = incarnation_.ToString();
+  out["incarnation_hex"] = absl::StrCat(absl::Hex(incarnation_.value()));
   out["address"] = control_address();
   out["version"] = BuildVersion();
   out["resource_manager"] = {{"address", options_.resource_manager_address}, {"connected", agent_->rm_up()}};
@@ -366,6 +368,13 @@ json WorkerProcess::Status() {
                        {"bytes_received", stats.bytes_received},
                        {"pulls_open", stats.pulls_open},
                        {"keys_published", stats.keys_published}};
+  json links = json::array();
+  for (const dataplane::PeerBytes& peer : stats.peers) {
+    links.push_back({{"peer", absl::StrCat(absl::Hex(peer.peer.value()))},
+                     {"bytes_sent", peer.bytes_sent},
+                     {"bytes_received", peer.bytes_received}});
+  }
+  out["data_plane"]["links"] = std::move(links);
   return out;
 }
 
