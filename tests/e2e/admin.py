@@ -1,0 +1,89 @@
+"""Questions to daemons, as `landbridge status` asks them (src/cluster/admin.h), without a process for each."""
+
+import json
+import socket
+import struct
+import time
+
+_MAGIC, _REQUEST = 0x3142424C, 10
+
+
+def _table():
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
+        table.append(i)
+    return table
+
+
+_TABLE = _table()
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+class Daemon:
+    """One daemon. A connection that only asks is closed by it after some seconds, so it is made anew before."""
+
+    def __init__(self, address):
+        self.address = address
+        self.connected = -1e9
+
+    def _connect(self):
+        if time.monotonic() - self.connected > 2:
+            host, port = self.address.rsplit(":", 1)
+            self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=20)
+            self.connected = time.monotonic()
+
+    def _read(self, count):
+        data = b""
+        while len(data) < count:
+            more = self.socket.recv(count - len(data))
+            assert more, "the daemon closed the connection"
+            data += more
+        return data
+
+    def ask(self, what="status"):
+        self._connect()
+        payload = json.dumps({"what": what}).encode()
+        self.socket.sendall(struct.pack("<IIII", _MAGIC, len(payload), crc32c(payload), _REQUEST) + payload)
+        magic, length, _, _ = struct.unpack("<IIII", self._read(16))
+        assert magic == _MAGIC
+        answer = json.loads(self._read(length))
+        assert answer["ok"], answer
+        return answer["answer"]
+
+
+class Links:
+    """Bytes that the workers of a cluster pulled from each other (and from the proxy), and what their devices hold."""
+
+    def __init__(self, cluster):
+        info = cluster.status()["processes"]
+        self.workers = [Daemon(p["address"]) for p in info if p["name"].startswith("worker")]
+        self.names = {}
+        for i, worker in enumerate(self.workers):
+            self.names[worker.ask()["incarnation_hex"]] = i
+
+    def _ask(self):
+        return [worker.ask() for worker in self.workers]
+
+    def bytes(self):
+        """{(from, to): bytes}; workers by number, everything else is the proxy: -1."""
+        seen = {}
+        for i, status in enumerate(self._ask()):
+            for link in status["data_plane"]["links"]:
+                key = self.names.get(link["peer"], -1), i
+                seen[key] = seen.get(key, 0) + link["bytes_received"]
+        return seen
+
+    def since(self, before):
+        return {k: v - before.get(k, 0) for k, v in self.bytes().items() if v != before.get(k, 0)}
+
+    def held(self):
+        """Bytes of arrays in the devices of all workers."""
+        return sum(d["bytes_in_use"] for status in self._ask() for grant in status["grants"] for d in grant["devices"])
