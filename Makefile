@@ -49,6 +49,7 @@ test-python:
 
 bench: build
 	@.venv/bin/python bench/stock_door.py
+	@.venv/bin/python bench/reshard.py
 
 clean:
 	rm -rf build landbridge
