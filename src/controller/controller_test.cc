@@ -390,6 +390,42 @@ TEST_F(ControllerTest, Reshards) {
   Close();
 }
 
+TEST_F(ControllerTest, OneHostBufferForSeveralWorkers) {
+  world.Start(0);
+  world.Start(1);
+  const auto put = [&](uint64_t key) {
+    const Values values = Range(10'000);  // too large to ride along
+    world.host[key] = ToBytes(values);
+    HostShard shard;
+    shard.shards = {0, 1};
+    shard.key = key;
+    shard.image_bytes = static_cast<int64_t>(world.host[key].size());
+    const ArraySpec spec = world.Replicated({DeviceId(0), DeviceId(2)}, {10'000});
+    ArrayId a = controller().MakeFromHost(kSession, spec, {std::move(shard)}, 0, 0).value();
+    return std::make_pair(a, values);
+  };
+  // The door hears at once how many will pull it, and then who.
+  const auto [a, values] = put(900);
+  const Incarnation none;
+  using Calls = std::vector<std::vector<Incarnation>>;
+  EXPECT_EQ(world.serve_calls[900], (Calls{{world.slots.at(0), none}, {world.slots.at(1)}}));
+  world.RunAll();
+  EXPECT_EQ(*world.ReadWhole(kSession, a), values);
+  EXPECT_TRUE(world.dropped.contains(900));
+  // One of them comes later.
+  world.Kill(1);
+  const auto [b, more] = put(901);
+  EXPECT_EQ(world.serve_calls[901], (Calls{{world.slots.at(0), none}}));
+  world.RunAll();
+  EXPECT_FALSE(world.dropped.contains(901));
+  world.Start(1);
+  EXPECT_EQ(world.serve_calls[901], (Calls{{world.slots.at(0), none}, {world.slots.at(1)}}));
+  world.RunAll();
+  EXPECT_EQ(*world.ReadWhole(kSession, b), more);
+  EXPECT_TRUE(world.dropped.contains(901));
+  Close();
+}
+
 TEST_F(ControllerTest, PlansAreToldOncePerWorker) {
   world.Start(0);
   world.Start(1);

@@ -203,6 +203,7 @@ class FakeWorld : public ControllerSink {
   void ResolveExplain(RequestId request, std::string json) override { explained[request] = std::move(json); }
   void ServeHostBuffer(uint64_t key, std::vector<Incarnation> to) override {
     for (Incarnation id : to) served[key].insert(id);
+    serve_calls[key].push_back(std::move(to));
   }
   void WantHostBytes(uint64_t key) override { wanted.insert(key); }
   void DropHostBuffer(uint64_t key) override { EXPECT_TRUE(dropped.insert(key).second) << "dropped twice: " << key; }
@@ -342,6 +343,7 @@ class FakeWorld : public ControllerSink {
   bool bytes_at_once = true;
   std::map<uint64_t, std::string> host;
   std::map<uint64_t, std::set<Incarnation>> served;
+  std::map<uint64_t, std::vector<std::vector<Incarnation>>> serve_calls;
   std::set<uint64_t> wanted;
   std::set<uint64_t> dropped;
   std::set<std::pair<Incarnation, ExecutableId>> serving;

@@ -179,6 +179,15 @@ def test_uneven_is_refused_as_in_plain_jax():
     np.testing.assert_array_equal(np.asarray(x), np.arange(7.0))
 
 
+def test_one_upload_for_several_workers():
+    """Replicated over both slices: the client sends it once, every worker pulls it."""
+    for rows in (64, 4096):
+        values = np.random.default_rng(0).random((rows, 1024), np.float32)
+        x = jax.device_put(values, KINDS["replicated"](FIRST + SECOND))
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), values)
+
+
 def test_many_arrays_in_one_request(links):
     """A tree of arrays from two device sets, some of them going nowhere."""
     from pathwaysutils import reshard
@@ -306,8 +315,9 @@ def test_memory_kinds(links):
 
 
 def test_large_pieces_in_strips(links):
-    """Columns of large arrays: pieces that are not one run of their target, and come in chunks."""
-    values = np.arange(4096 * 4096, dtype=np.float32).reshape(4096, 4096)
+    """Columns of large arrays: pieces that are not one run of their target, and come in chunks; more than may be on
+    their way at one time."""
+    values = np.arange(4096 * 8192, dtype=np.float32).reshape(4096, 8192)
     x = jax.device_put(values, KINDS["rows"](FIRST))
     jax.block_until_ready(x)
     before = links.bytes()
