@@ -65,6 +65,7 @@ bench: build
 	@.venv/bin/python bench/dispatch.py
 	@.venv/bin/python bench/overlap.py
 	@.venv/bin/python bench/wide.py
+	@.venv/bin/python bench/reshard.py
 
 clean:
 	rm -rf build landbridge

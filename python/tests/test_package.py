@@ -76,7 +76,7 @@ def test_credentials_and_patches_are_set_before_connecting():
         from landbridge import jax_plugin, patches
         jax_plugin.initialize()
         assert os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] == "true"
-        assert patches.install_all() == {"strides": "installed"}, patches.install_all()
+        assert patches.install_all() == {"strides": "installed", "device_put": "installed"}, patches.install_all()
         from jax._src import xla_bridge
         assert xla_bridge._backend_factories["proxy"].factory is jax_plugin.make_client
         print("ok")
@@ -104,8 +104,13 @@ def test_off_switches():
     assert patches.is_off("strides", "-other,-strides")
     assert not patches.is_off("strides", "")
     assert not patches.is_off("strides", "-other")
-    done = run("import jax; from landbridge import patches; print(patches.install_all())", LANDBRIDGE_PATCHES="-strides")
-    assert done.stdout == "{'strides': 'off'}\n", done.stderr
+    ask = "import jax; from landbridge import patches; print(patches.install_all())"
+    done = run(ask, LANDBRIDGE_PATCHES="-strides")
+    assert done.stdout == "{'strides': 'off', 'device_put': 'installed'}\n", done.stderr
+    done = run(ask, LANDBRIDGE_PATCHES="-device_put")
+    assert done.stdout == "{'strides': 'installed', 'device_put': 'off'}\n", done.stderr
+    done = run(ask, LANDBRIDGE_PATCHES="0")
+    assert done.stdout == "{'strides': 'off', 'device_put': 'off'}\n", done.stderr
 
 
 def test_a_patch_that_does_not_fit_is_left_out_with_a_warning():
@@ -122,6 +127,56 @@ def test_a_patch_that_does_not_fit_is_left_out_with_a_warning():
         assert pxla.batched_device_put is stock
         print("ok")
         """)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_device_put_stays_stock_on_a_jaxlib_that_it_does_not_know():
+    done = run("""
+        import warnings
+        import jaxlib.version
+        from jax._src import array, dispatch
+        from jax._src.interpreters import pxla
+        stock = pxla.shard_arg_handlers[array.ArrayImpl], dispatch._different_device_order_reshard
+        from landbridge import patches
+        for release in ((0, 9, 2), (0, 11, 0), (1, 0, 0)):
+            jaxlib.version.__version_info__ = release
+            jaxlib.version.__version__ = ".".join(map(str, release))
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                answer = patches.install_all()
+            assert answer["device_put"].startswith(f"jaxlib {jaxlib.version.__version__} is not one"), answer
+            assert len(seen) == 1 and "goes through the client" in str(seen[0].message)
+        jaxlib.version.__version_info__ = (0, 10, 2)
+        pxla.shard_arg_handlers[array.ArrayImpl] = lambda xs, other: None
+        assert "takes ['xs', 'other']" in patches.install_all()["device_put"]
+        pxla.shard_arg_handlers[array.ArrayImpl] = stock[0]
+        assert patches.install_all()["device_put"] == "installed"
+        assert pxla.shard_arg_handlers[array.ArrayImpl].__wrapped__ is stock[0]
+        assert dispatch._different_device_order_reshard.__wrapped__ is stock[1]
+        print("ok")
+        """)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_device_put_leaves_other_clients_alone():
+    done = run("""
+        import jax, numpy as np
+        from jax._src import dispatch
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from jaxlib import _pathways
+        from landbridge import patches
+        assert patches.install_all()["device_put"] == "installed"
+        def never(*args):
+            raise AssertionError("this client is not ours")
+        _pathways._transfer_to_shardings = never
+        d = jax.devices()
+        x = np.arange(16.0).reshape(4, 4)
+        mesh = Mesh(np.array(d[:4]), ("x",))
+        a = jax.device_put(x, NamedSharding(mesh, P("x")))
+        for target in (NamedSharding(mesh, P()), NamedSharding(Mesh(np.array(d[:4][::-1]), ("x",)), P("x")), d[2]):
+            np.testing.assert_array_equal(np.asarray(jax.device_put(a, target)), x)
+        print("ok")
+        """, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4", PJRT_NPROC="8")
     assert done.stdout == "ok\n", done.stderr
 
 

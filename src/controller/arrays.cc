@@ -142,7 +142,7 @@ absl::StatusOr<ArrayId> Controller::Impl::MakeFromHost(SessionId session, ArrayS
         upload->set_key(host.key);
         upload->set_pulled(pulled);
         upload->set_user_context(user_context);
-        nodes_.Add(ticket, {life, session, {id}, {}, absl::OkStatus(), false, now});
+        nodes_.Add(ticket, life, session, now).makes.push_back(id);
         uploads_.AddTarget(host.key, life, id);
       }
       Shard& at = group->at(shard);
@@ -299,9 +299,6 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Remap(SessionId session, 
                                                              absl::Span<const RemapStep> steps,
                                                              CopySemantics semantics) {
   LB_RETURN_IF_ERROR(CheckSession(session));
-  if (ids.size() > 1 && semantics == CopySemantics::kReuse) {
-    return absl::InvalidArgumentError("remap of several arrays needs donation: reuse works for one input only");
-  }
   std::vector<Array*> arrays;
   for (ArrayId id : ids) {
     LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, id, "remap"));

@@ -16,6 +16,7 @@
 #include "controller/controller.h"
 #include "controller/launch_args.h"
 #include "controller/op_refs.h"
+#include "controller/plan_table.h"
 
 namespace landbridge::ctl {
 
@@ -49,6 +50,7 @@ struct Life {
   absl::flat_hash_set<SessionId> sessions;     // that sent something
   SessionId last_session;                      // the latest of them: saves the look-up
   absl::flat_hash_set<Incarnation> peers;      // whose data address it knows
+  PlansTold plans;                             // what it knows by number
   LaunchDifferences differences;               // of its stream
 };
 

@@ -1,5 +1,6 @@
 #include "controller/controller.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +12,8 @@ namespace landbridge {
 
 Controller::Impl::Impl(Options options, ControllerSink* sink)
     : options_(options), sink_(sink), dispatcher_(options.launches_per_worker_max, &cluster_, sink, this),
-      buffers_(&dispatcher_), nodes_(options.sequential_dispatch), uploads_(sink), programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
+      buffers_(&dispatcher_), nodes_(options.sequential_dispatch), plans_(&cluster_), uploads_(sink),
+      programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
 
 void Controller::Impl::Settle() {
   dispatcher_.FlushAll();
@@ -52,6 +54,12 @@ bool Controller::Impl::MustWait(const WorkerOp& op) const {
   return NeedsAbsentPeer(op) || (options_.sequential_dispatch && NeedsUnfinishedNode(op));
 }
 
+bool Controller::Impl::NeedsUnfinished(const ReshardSource& source) const {
+  if (source.shards_size() == 0) return nodes_.Unfinished(ArrayId(source.array()));
+  return std::any_of(source.shards().begin(), source.shards().end(),
+                     [this](const BufferRefProto& shard) { return nodes_.Unfinished(ArrayId(shard.array())); });
+}
+
 bool Controller::Impl::NeedsUnfinishedNode(const WorkerOp& op) const {
   if (op.has_launch()) {
     for (const LaunchArg& arg : op.launch().args()) {
@@ -60,17 +68,16 @@ bool Controller::Impl::NeedsUnfinishedNode(const WorkerOp& op) const {
         if (nodes_.Unfinished(ArrayId(ref.array()))) return true;
       }
     }
-  } else if (op.has_publish()) {
-    return nodes_.Unfinished(ArrayId(op.publish().ref().array()));
-  } else if (op.has_make()) {
-    for (const MakeBuffer& buffer : op.make().buffers()) {
-      for (const Piece& piece : buffer.pieces()) {
-        const ctl::Transfer* transfer =
-            piece.has_remote() ? transfers_.Find(TransferId(piece.remote().transfer())) : nullptr;
-        if (transfer != nullptr && nodes_.Unfinished(transfer->source.array)) return true;
-        // Copies of shards of the very array follow the node that makes those in the stream.
-        const bool same = piece.has_local() && piece.local().array() == buffer.target().ref().array();
-        if (piece.has_local() && !same && nodes_.Unfinished(ArrayId(piece.local().array()))) return true;
+  } else if (op.has_reshard_send()) {
+    // What is passed on follows the node that makes it in the stream.
+    return op.reshard_send().has_source() && NeedsUnfinished(op.reshard_send().source());
+  } else if (op.has_reshard_receive()) {
+    if (op.reshard_receive().has_source() && NeedsUnfinished(op.reshard_receive().source())) return true;
+    for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) {
+      const ctl::Transfer* transfer = transfers_.Find(TransferId(edge.transfer()));
+      if (transfer == nullptr) continue;
+      for (ArrayId source : transfer->sources) {
+        if (nodes_.Unfinished(source)) return true;
       }
     }
   }
@@ -78,18 +85,13 @@ bool Controller::Impl::NeedsUnfinishedNode(const WorkerOp& op) const {
 }
 
 bool Controller::Impl::NeedsAbsentPeer(const WorkerOp& op) const {
-  if (op.has_publish()) {
-    const ctl::Transfer* transfer = transfers_.Find(TransferId(op.publish().transfer()));
+  if (op.has_reshard_send()) {
+    const ctl::Transfer* transfer = transfers_.Find(TransferId(op.reshard_send().transfer()));
     return transfer != nullptr && !transfer->to->up;
   }
-  if (op.has_make()) {
-    for (const MakeBuffer& buffer : op.make().buffers()) {
-      for (const Piece& piece : buffer.pieces()) {
-        if (!piece.has_remote()) continue;
-        const ctl::Transfer* transfer = transfers_.Find(TransferId(piece.remote().transfer()));
-        if (transfer != nullptr && !transfer->from->up) return true;
-      }
-    }
+  for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) {
+    const ctl::Transfer* transfer = transfers_.Find(TransferId(edge.transfer()));
+    if (transfer != nullptr && !transfer->from->up) return true;
   }
   return false;
 }
@@ -107,30 +109,28 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
       if (ctl::Node* node = nodes_.Find(Ticket(op->upload().ticket()))) node->sent = true;
       uploads_.BeforeUploadSent(life, op->upload().key());
       return;
-    case WorkerOp::kMake: {
-      MakeBuffers* make = op->mutable_make();
-      if (ctl::Node* node = nodes_.Find(Ticket(make->ticket()))) node->sent = true;
-      for (MakeBuffer& buffer : *make->mutable_buffers()) {
-        for (Piece& piece : *buffer.mutable_pieces()) {
-          if (!piece.has_remote()) continue;
-          RemoteSource* remote = piece.mutable_remote();
-          ctl::Transfer* transfer = transfers_.Find(TransferId(remote->transfer()));
-          if (transfer == nullptr) continue;
-          transfer->asked = true;
-          remote->set_incarnation(transfer->from->incarnation.value());
-          remote->set_space(options_.space);
-          if (life->peers.insert(transfer->from->incarnation).second) {
-            remote->set_data_address(transfer->from->data_address);
-          }
-        }
+    case WorkerOp::kReshardReceive: {
+      ReshardReceive* receive = op->mutable_reshard_receive();
+      ctl::Node* node = nodes_.Find(Ticket(receive->ticket()));
+      if (node == nullptr) return;
+      node->sent = true;
+      life->plans.Name(*node->plan, life->slot, receive->mutable_plan());
+      receive->set_space(options_.space);
+      for (ReshardEdgeProto& edge : *receive->mutable_edges()) {
+        ctl::Transfer* transfer = transfers_.Find(TransferId(edge.transfer()));
+        if (transfer == nullptr) continue;
+        transfer->asked = true;
+        edge.set_incarnation(transfer->from->incarnation.value());
+        if (life->peers.insert(transfer->from->incarnation).second) edge.set_data_address(transfer->from->data_address);
       }
       return;
     }
-    case WorkerOp::kPublish:
-      if (ctl::Transfer* transfer = transfers_.Find(TransferId(op->publish().transfer()))) {
+    case WorkerOp::kReshardSend:
+      if (ctl::Transfer* transfer = transfers_.Find(TransferId(op->reshard_send().transfer()))) {
         transfer->published = true;
-        op->mutable_publish()->set_peer(transfer->to->incarnation.value());
-        op->mutable_publish()->set_peer_address(transfer->to->data_address);
+        life->plans.Name(*transfer->plan, life->slot, op->mutable_reshard_send()->mutable_plan());
+        op->mutable_reshard_send()->set_peer(transfer->to->incarnation.value());
+        op->mutable_reshard_send()->set_peer_address(transfer->to->data_address);
       }
       return;
     case WorkerOp::kLoad:
@@ -278,7 +278,7 @@ void Controller::Impl::CloseSession(SessionId session, const absl::Status& why) 
   for (TransferId id : transfers_.Select([session](const ctl::Transfer& t) { return t.session == session; })) {
     const ctl::Transfer transfer = *transfers_.Find(id);
     transfers_.Erase(id);
-    if (transfer.published) dispatcher_.EndTransfer(transfer.from, id);
+    if (transfer.published) dispatcher_.EndTransfer(transfer.from, id, transfer.pieces());
   }
   dispatcher_.FlushAll();
   buffers_.DropSession(session);

@@ -106,7 +106,8 @@ class ControllerSink {
   virtual void Resolve(RequestId request, const absl::Status& status) = 0;
   virtual void ResolveRead(RequestId request, absl::StatusOr<ReadResult> result) = 0;
   virtual void ResolveExplain(RequestId request, std::string json) = 0;
-  // The bytes under `key` are to be served to these workers by the data plane under (space, key).
+  // The bytes under `key` are to be served to these workers by the data plane under (space, key). None in the place of
+  // one: it will be named by another call. No worker at all: one of those will never be.
   virtual void ServeHostBuffer(uint64_t key, std::vector<Incarnation> workers) = 0;
   // Small bytes that were not here yet: call OnHostBytes when they are.
   virtual void WantHostBytes(uint64_t key) = 0;

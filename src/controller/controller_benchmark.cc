@@ -17,6 +17,10 @@ class NullSink : public ControllerSink {
   void SendToWorker(Incarnation, WorkerOp op) override {
     if (op.has_launch()) ended.push_back(op.launch().ticket());
     if (op.has_upload()) ended.push_back(op.upload().ticket());
+    if (op.has_reshard_receive()) {
+      ended.push_back(op.reshard_receive().ticket());
+      for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) transfers.push_back(edge.transfer());
+    }
   }
   void Resolve(RequestId, const absl::Status&) override {}
   void ResolveRead(RequestId, absl::StatusOr<ReadResult>) override {}
@@ -28,6 +32,7 @@ class NullSink : public ControllerSink {
   void StopServingExecutable(Incarnation, ExecutableId) override {}
   void PauseSession(SessionId, bool) override {}
   std::vector<uint64_t> ended;
+  std::vector<uint64_t> transfers;
 };
 
 struct Bench {
@@ -119,6 +124,56 @@ void BM_ExecuteAmidMany(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_ExecuteAmidMany);
+
+// Rows over one worker of n devices to columns over another: the plan is kept.
+void BM_Reshard(benchmark::State& state) {
+  const int n = static_cast<int>(state.range(0));
+  NullSink sink;
+  Controller controller({.space = 1}, &sink);
+  std::vector<VirtualDevice> all;
+  for (int i = 0; i < 2 * n; ++i) {
+    all.push_back({DeviceId(i), SlotId{SliceId(i / n), 0}, static_cast<uint32_t>(i % n)});
+  }
+  controller.DeclareDevices(std::move(all));
+  for (int s = 0; s < 2; ++s) {
+    controller.OnWorkerUp(SlotId{SliceId(s), 0}, Incarnation(static_cast<uint64_t>(7 + s)), "address", "worker", 0);
+  }
+  controller.OpenSession(SessionId(1));
+  auto spec = [n](int first, bool columns) {
+    xla::OpSharding op;
+    op.set_type(xla::OpSharding::OTHER);
+    op.add_tile_assignment_dimensions(columns ? 1 : n);
+    op.add_tile_assignment_dimensions(columns ? n : 1);
+    op.add_iota_reshape_dims(n);
+    op.add_iota_transpose_perm(0);
+    std::vector<DeviceId> ids;
+    for (int i = 0; i < n; ++i) ids.push_back(DeviceId(first + i));
+    return ArraySpec{DType::kF32, {1024, 1024}, Sharding::FromOpSharding(ids, MemoryKind::kDevice, op).value()};
+  };
+  const ArraySpec columns = spec(n, true);
+  std::vector<HostShard> shards;
+  for (int i = 0; i < n; ++i) {
+    HostShard& shard = shards.emplace_back();
+    shard.shards = {static_cast<uint32_t>(i)};
+    shard.key = static_cast<uint64_t>(i) + 1;
+    shard.image_bytes = 4 * 1024 * 1024 / n;
+  }
+  const ArrayId source = controller.MakeFromHost(SessionId(1), spec(0, false), std::move(shards), 0, 0).value();
+  for (auto _ : state) {
+    const std::vector<ArrayId> ids =
+        controller.Reshard(SessionId(1), {source}, {columns}, CopySemantics::kAlwaysCopy, 0, 0).value();
+    controller.Release(SessionId(1), ids[0]);
+    if (sink.ended.size() < 64) continue;
+    WorkerReport report, transfers;
+    for (uint64_t ticket : sink.ended) report.mutable_progress()->add_tickets(ticket);
+    for (uint64_t transfer : sink.transfers) transfers.mutable_transfers_done()->add_transfers(transfer);
+    sink.ended.clear();
+    sink.transfers.clear();
+    controller.OnReport(Incarnation(8), transfers, 0);
+    controller.OnReport(Incarnation(8), report, 0);
+  }
+}
+BENCHMARK(BM_Reshard)->Arg(4)->Arg(8);
 
 }  // namespace
 }  // namespace landbridge

@@ -16,6 +16,7 @@
 #include "controller/dispatcher.h"
 #include "controller/host_uploads.h"
 #include "controller/node_table.h"
+#include "controller/plan_table.h"
 #include "controller/program_table.h"
 #include "controller/requests.h"
 #include "controller/transfer_table.h"
@@ -86,23 +87,6 @@ class Controller::Impl : private ctl::DispatchHooks {
   using ShardRef = ctl::ShardRef;
   using SpecPtr = std::shared_ptr<const ArraySpec>;
 
-  // What one shard of an array to be built is.
-  struct NewShard {
-    enum class How { kAlias, kMake, kFail };
-    How how = How::kMake;
-    ShardRef alias;
-    absl::Status error;
-    struct Source {
-      ShardRef shard;
-      IndexBox source_box, target_box;
-      Dims source_dims;
-      int slot = 0;                    // where the source is
-    };
-    std::vector<Source> pieces;
-    std::optional<uint32_t> copy_of;   // an earlier shard of the same array
-    Dims dims;
-  };
-
   // DispatchHooks.
   bool MustWait(const WorkerOp& op) const override;
   bool NeedsAbsentPeer(const WorkerOp& op) const;
@@ -126,15 +110,21 @@ class Controller::Impl : private ctl::DispatchHooks {
   absl::Status ValidateHostShards(const ArraySpec& spec, const std::vector<HostShard>& shards) const;
 
   // movement.cc
-  ArrayId Build(SessionId session, SpecPtr spec, std::vector<NewShard> shards, uint64_t user_context, TimeNs now);
-  void GiveUp(Array* source, const std::vector<NewShard>& used);
-  NewShard PlanCopy(const Array& source, uint32_t shard, DeviceId to, MemoryKind memory, CopySemantics semantics) const;
-  void SendMake(Life* life, Ticket ticket, MakeBuffers make, SessionId session, ArrayId array, TimeNs now);
+  absl::StatusOr<ctl::PlanPtr> PlanMove(const Array& array, const ArraySpec& target, CopySemantics semantics);
+  void NameSource(const Array& array, const ctl::Plan::Worker& worker, ReshardSource* proto) const;
+  ArrayId Move(SessionId session, const Array& source, SpecPtr spec, const ctl::PlanPtr& plan, uint64_t user_context,
+               TimeNs now);
+  absl::StatusOr<std::vector<ArrayId>> MoveAll(SessionId session, const std::vector<Array*>& arrays,
+                                               std::vector<SpecPtr> specs, CopySemantics semantics,
+                                               uint64_t user_context, TimeNs now);
+  absl::StatusOr<Array*> FindToMove(SessionId session, ArrayId id, const std::vector<Array*>& others,
+                                    CopySemantics semantics, absl::string_view what) const;
+  void GiveUp(Array* source, const ctl::Plan& plan);
   void EndTransfer(TransferId id);   // the destination needs it no more
   void CancelPublication(Life* source, TransferId transfer);
 
   // loss.cc
-  // Makes at `life` that wait and need transfers that will never come: their targets become errors.
+  // Receives at `life` that wait and need transfers that will never come: their targets become errors.
   struct Doomed {
     BufferRef target;
     absl::Status why;
@@ -142,6 +132,8 @@ class Controller::Impl : private ctl::DispatchHooks {
   void PoisonWaiting(Life* life, std::vector<Doomed> doomed);
   void SpreadErrors(Life* life, std::deque<std::pair<Life*, std::vector<Doomed>>>* more);
   const absl::Status* FailureOf(const BufferRefProto& ref) const;
+  void PoisonReceive(ctl::ParkedOp* entry, const std::vector<Doomed>& doomed, std::vector<ctl::ParkedOp>* extra,
+                     std::vector<TransferId>* needless);
 
   const Options options_;
   ControllerSink* const sink_;
@@ -150,6 +142,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   ctl::BufferTable buffers_;
   ctl::NodeTable nodes_;
   ctl::TransferTable transfers_;
+  ctl::PlanTable plans_;
   ctl::HostUploads uploads_;
   ctl::ProgramTable programs_;
   ctl::Requests requests_;

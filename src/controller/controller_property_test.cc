@@ -21,7 +21,7 @@ struct ModelArray {
 class Model {
  public:
   Model(uint64_t seed, bool losses) : random_(seed * 7919 + 1), world_(seed, losses ? 6 : 4096), losses_(losses) {
-    world_.Declare(kSlots, kDevices);
+    world_.Declare(kSlots, kDevices, static_cast<int>(1 + seed % 3));  // slices of one worker, of two, all in one
     world_.controller.OpenSession(kSession);
     for (int slot = 0; slot < kSlots; ++slot) world_.Start(slot);
   }
@@ -204,6 +204,21 @@ class Model {
     for (int k = 0; k < 2; ++k) Add(result->outputs[static_cast<size_t>(k)], a.spec, outputs[k], {&a, &b});
   }
 
+  // Some, or all shards are where they are wanted: they become part of the result unless a copy is asked for.
+  static std::pair<bool, bool> Stays(const ArraySpec& source, const ArraySpec& target) {
+    bool any = false, all = true;
+    const std::vector<DeviceId>& devices = source.sharding->devices();
+    for (uint32_t i = 0; i < target.sharding->num_shards(); ++i) {
+      const auto at = std::find(devices.begin(), devices.end(), target.sharding->devices()[i]);
+      const bool stays =
+          at != devices.end() && *source.sharding->Box(source.dims, static_cast<uint32_t>(at - devices.begin())) ==
+                                     *target.sharding->Box(target.dims, i);
+      any |= stays;
+      all &= stays;
+    }
+    return {any, all};
+  }
+
   CopySemantics RandomSemantics() { return static_cast<CopySemantics>(Between(0, 2)); }
 
   // What the array stands on is gone for it; others that hold the same buffers go with it unless the result took them.
@@ -223,12 +238,9 @@ class Model {
     devices.resize(source.spec.sharding->num_shards());
     if (Between(0, 3) == 0) devices = source.spec.sharding->devices();
     // Mixed moves and aliases have mixed fates; keep to all or nothing here.
-    const std::vector<DeviceId>& old = source.spec.sharding->devices();
-    bool any = false, all = true;
-    for (size_t i = 0; i < devices.size(); ++i) {
-      any |= devices[i] == old[i];
-      all &= devices[i] == old[i];
-    }
+    ArraySpec spec = source.spec;
+    spec.sharding = source.spec.sharding->WithDevices(devices).value();
+    const auto [any, all] = Stays(source.spec, spec);
     if (any && !all) return;
     const CopySemantics semantics = RandomSemantics();
     const ArrayId id =
@@ -236,8 +248,6 @@ class Model {
     const bool aliased = all && semantics != CopySemantics::kAlwaysCopy;
     const ModelArray from = source;
     if (semantics == CopySemantics::kDonate) Donate(from.id, aliased);
-    ArraySpec spec = from.spec;
-    spec.sharding = from.spec.sharding->WithDevices(devices).value();
     Add(id, spec, from.values, {&from}, aliased ? from.buffers : std::set<uint64_t>());
   }
 
@@ -245,9 +255,12 @@ class Model {
     if (!source.spec.sharding->HasBoxes()) return;
     const ArraySpec spec = RandomSpec();
     if (spec.dims != source.spec.dims) return;
-    const ArrayId id = world_.controller.Reshard(kSession, {source.id}, {spec}, CopySemantics::kAlwaysCopy, 0,
+    const bool donate = !Stays(source.spec, spec).first && Between(0, 1) == 0;
+    const ArrayId id = world_.controller.Reshard(kSession, {source.id}, {spec},
+                                                 donate ? CopySemantics::kDonate : CopySemantics::kAlwaysCopy, 0,
                                                  world_.now).value()[0];
     const ModelArray from = source;
+    if (donate) Donate(from.id, false);
     Add(id, spec, from.values, {&from});
   }
 

@@ -125,9 +125,10 @@ void Dispatcher::DeleteShard(Life* life, BufferRef ref, SessionId session) {
   if (life->deletes.shards_size() >= kDeletesPerOp) FlushCollected(life);
 }
 
-void Dispatcher::EndTransfer(Life* source, TransferId transfer) {
+void Dispatcher::EndTransfer(Life* source, TransferId transfer, uint32_t count) {
   Collected(source);
   source->unpublishes.add_transfers(transfer.value());
+  source->unpublishes.add_counts(count);
 }
 
 void Dispatcher::FlushCollected(Life* life) {

@@ -54,7 +54,8 @@ class Dispatcher {
 
   void DeleteArray(Life* life, ArrayId array, SessionId session);
   void DeleteShard(Life* life, BufferRef ref, SessionId session);
-  void EndTransfer(Life* source, TransferId transfer);
+  // The transfer and so many in all that follow it.
+  void EndTransfer(Life* source, TransferId transfer, uint32_t count);
   void FlushCollected(Life* life);
   void FlushAll();                      // of all lives: end of an event
 

@@ -130,7 +130,7 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
     }
     if (program->donates && donates(i)) launch->add_donated(static_cast<uint32_t>(i));
   }
-  ctl::Node node{life, session, {}, {}, absl::OkStatus(), false, now};
+  ctl::Node& node = nodes_.Add(result.ticket, life, session, now);
   const auto count = static_cast<uint32_t>(placement->devices.size());
   result.outputs.reserve(placement->outputs.size());
   for (size_t i = 0; i < placement->outputs.size(); ++i) {
@@ -146,7 +146,6 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
     node.makes.push_back(id);
     result.outputs.push_back(id);
   }
-  nodes_.Add(result.ticket, std::move(node));
   dispatcher_.Send(life, std::move(op), session);
   return result;
 }

@@ -18,6 +18,7 @@
 
 #include "controller/controller.h"
 #include "controller/status_proto.h"
+#include "sharding/reshard_plans.h"
 
 namespace landbridge {
 
@@ -84,6 +85,7 @@ class FakeWorld : public ControllerSink {
     WorkerOp op;
     int index = 0;             // kMakeBuffer: which
     std::shared_ptr<int> parts_left;
+    std::shared_ptr<std::map<uint64_t, int>> edges;   // kMakeBuffer: pieces of each that are open
     uint64_t session = 0;
   };
   struct Worker {
@@ -94,6 +96,7 @@ class FakeWorld : public ControllerSink {
     std::map<RefKey, Buffer> buffers;
     std::map<uint64_t, ExecutableInfo> programs;
     std::map<uint64_t, RefKey> publications;
+    ReshardPlans plans;
     std::map<uint64_t, std::string> data;              // UploadData
     std::map<uint64_t, StatusProto> data_errors;
     std::map<uint64_t, StatusProto> lost_peers;
@@ -108,12 +111,13 @@ class FakeWorld : public ControllerSink {
       : FakeWorld(seed, Controller::Options{.space = 9, .launches_per_worker_max = launches_max, .scheduling = {}}) {}
   FakeWorld(uint64_t seed, Controller::Options options) : random(seed), controller(std::move(options), this) {}
 
-  // `slots` workers (each its own slice) of `devices` devices.
-  void Declare(int slot_count, int devices) {
+  // `slots` workers of `devices` devices, so many to a slice.
+  void Declare(int slot_count, int devices, int per_slice = 1) {
+    slots_per_slice = per_slice;
     std::vector<VirtualDevice> all;
     for (int s = 0; s < slot_count; ++s) {
       for (int d = 0; d < devices; ++d) {
-        all.push_back({DeviceId(s * devices + d), SlotId{SliceId(s), 0}, static_cast<uint32_t>(d)});
+        all.push_back({DeviceId(s * devices + d), IdOf(s), static_cast<uint32_t>(d)});
       }
     }
     devices_per_slot = devices;
@@ -122,11 +126,11 @@ class FakeWorld : public ControllerSink {
   Incarnation Start(int slot) {
     auto worker = std::make_unique<Worker>();
     worker->incarnation = Incarnation(1000 + next_incarnation_++);
-    worker->slot = SlotId{SliceId(slot), 0};
+    worker->slot = IdOf(slot);
     const Incarnation id = worker->incarnation;
     workers[id] = std::move(worker);
     slots[slot] = id;
-    controller.OnWorkerUp(SlotId{SliceId(slot), 0}, id, "address-" + id.ToString(), "w" + std::to_string(slot), now);
+    controller.OnWorkerUp(IdOf(slot), id, "address-" + id.ToString(), "w" + std::to_string(slot), now);
     return id;
   }
   static absl::Status LostStatus(int slot) {
@@ -138,6 +142,7 @@ class FakeWorld : public ControllerSink {
     workers.erase(id);
     controller.OnWorkerLost(id, LostStatus(slot), now);
   }
+  SlotId IdOf(int slot) const { return {SliceId(slot / slots_per_slice), slot % slots_per_slice}; }
   Worker& At(int slot) { return *workers.at(slots.at(slot)); }
 
   // ---- One random step of one worker or its stream; false if nothing can move.
@@ -199,6 +204,7 @@ class FakeWorld : public ControllerSink {
   void ResolveExplain(RequestId request, std::string json) override { explained[request] = std::move(json); }
   void ServeHostBuffer(uint64_t key, std::vector<Incarnation> to) override {
     for (Incarnation id : to) served[key].insert(id);
+    serve_calls[key].push_back(std::move(to));
   }
   void WantHostBytes(uint64_t key) override { wanted.insert(key); }
   void DropHostBuffer(uint64_t key) override { EXPECT_TRUE(dropped.insert(key).second) << "dropped twice: " << key; }
@@ -334,9 +340,11 @@ class FakeWorld : public ControllerSink {
   std::map<Incarnation, std::unique_ptr<Worker>> workers;
   std::map<int, Incarnation> slots;
   int devices_per_slot = 1;
+  int slots_per_slice = 1;
   bool bytes_at_once = true;
   std::map<uint64_t, std::string> host;
   std::map<uint64_t, std::set<Incarnation>> served;
+  std::map<uint64_t, std::vector<std::vector<Incarnation>>> serve_calls;
   std::set<uint64_t> wanted;
   std::set<uint64_t> dropped;
   std::set<std::pair<Incarnation, ExecutableId>> serving;
@@ -435,7 +443,7 @@ class FakeWorld : public ControllerSink {
           }
         }
         const uint64_t session = launch.session();
-        w.tasks.push_back({Task::kLaunch, std::move(op), 0, nullptr, session});
+        w.tasks.push_back({Task::kLaunch, std::move(op), 0, nullptr, nullptr, session});
         return;
       }
       case WorkerOp::kUpload: {
@@ -445,7 +453,7 @@ class FakeWorld : public ControllerSink {
         }
         EXPECT_TRUE(!upload.pulled() || served[upload.key()].contains(w.incarnation));
         const uint64_t session = upload.session();
-        w.tasks.push_back({Task::kUpload, std::move(op), 0, nullptr, session});
+        w.tasks.push_back({Task::kUpload, std::move(op), 0, nullptr, nullptr, session});
         return;
       }
       case WorkerOp::kUploadData:
@@ -457,11 +465,13 @@ class FakeWorld : public ControllerSink {
         return;
       case WorkerOp::kMake: {
         auto left = std::make_shared<int>(op.make().buffers_size());
+        auto edges = std::make_shared<std::map<uint64_t, int>>();
         for (int i = 0; i < op.make().buffers_size(); ++i) {
           const MakeBuffer& buffer = op.make().buffers(i);
           for (const Piece& piece : buffer.pieces()) {
             if (piece.has_local()) Use(w, piece.local(), op);
             if (piece.has_remote()) {
+              ++(*edges)[piece.remote().edge()];
               EXPECT_EQ(piece.remote().space(), 9u);
               EXPECT_NE(piece.remote().incarnation(), 0u);
               if (!piece.remote().data_address().empty()) w.known_peers.insert(piece.remote().incarnation());
@@ -471,27 +481,50 @@ class FakeWorld : public ControllerSink {
           NewBuffer(w, buffer.target().ref(), Dims(buffer.dims().begin(), buffer.dims().end()), op.make().session());
         }
         for (int i = 0; i < op.make().buffers_size(); ++i) {
-          w.tasks.push_back({Task::kMakeBuffer, op, i, left, op.make().session()});
+          w.tasks.push_back({Task::kMakeBuffer, op, i, left, edges, op.make().session()});
         }
         return;
       }
       case WorkerOp::kPublish:
-        EXPECT_NE(op.publish().peer(), 0u);
-        Use(w, op.publish().ref(), op);
-        w.publications[op.publish().transfer()] = KeyOf(op.publish().ref());
+        ADD_FAILURE() << "the controller does not send those by themselves";
         return;
+      case WorkerOp::kReshardReceive: {
+        absl::StatusOr<std::shared_ptr<const ReshardPart>> part = w.plans.Use(op.reshard_receive().plan());
+        ASSERT_TRUE(part.ok()) << part.status();
+        absl::StatusOr<MakeBuffers> make = (*part)->Expand(op.reshard_receive());
+        ASSERT_TRUE(make.ok()) << make.status();
+        w.inbox.emplace_front();
+        *w.inbox.front().mutable_make() = *std::move(make);
+        --w.ops_seen;
+        return Receive(w);
+      }
+      case WorkerOp::kReshardSend: {
+        absl::StatusOr<std::shared_ptr<const ReshardPart>> part = w.plans.Use(op.reshard_send().plan());
+        ASSERT_TRUE(part.ok()) << part.status();
+        absl::StatusOr<std::vector<Publish>> publications = (*part)->Expand(op.reshard_send());
+        ASSERT_TRUE(publications.ok()) << publications.status();
+        for (const Publish& publish : *publications) {
+          EXPECT_NE(publish.peer(), 0u);
+          Use(w, publish.ref(), op);
+          w.publications[publish.transfer()] = KeyOf(publish.ref());
+        }
+        return;
+      }
       case WorkerOp::kUnpublish:
-        for (uint64_t transfer : op.unpublish().transfers()) {
-          auto it = w.publications.find(transfer);
-          ASSERT_TRUE(it != w.publications.end()) << "unpublishes what is not published";
-          Unuse(w, it->second);
-          w.publications.erase(it);
+        ASSERT_EQ(op.unpublish().counts_size(), op.unpublish().transfers_size());
+        for (int i = 0; i < op.unpublish().transfers_size(); ++i) {
+          for (uint64_t k = 0; k < op.unpublish().counts(i); ++k) {
+            auto it = w.publications.find(op.unpublish().transfers(i) + k);
+            ASSERT_TRUE(it != w.publications.end()) << "unpublishes what is not published";
+            Unuse(w, it->second);
+            w.publications.erase(it);
+          }
         }
         return;
       case WorkerOp::kRead: {
         Use(w, op.read().ref(), op);
         const uint64_t session = op.read().session();
-        w.tasks.push_back({Task::kRead, std::move(op), 0, nullptr, session});
+        w.tasks.push_back({Task::kRead, std::move(op), 0, nullptr, nullptr, session});
         return;
       }
       case WorkerOp::kReleaseRead:
@@ -501,7 +534,7 @@ class FakeWorld : public ControllerSink {
           auto it = w.buffers.lower_bound({array, 0});
           EXPECT_TRUE(it != w.buffers.end() && it->first.first == array);
         }
-        w.tasks.push_back({Task::kWatch, std::move(op), 0, nullptr, 0});
+        w.tasks.push_back({Task::kWatch, std::move(op), 0, nullptr, nullptr, 0});
         return;
       case WorkerOp::kDelete:
         for (uint64_t array : op.delete_().arrays()) {
@@ -755,7 +788,9 @@ class FakeWorld : public ControllerSink {
       std::optional<StatusProto> lost;
       const Buffer* source =
           piece.has_local() ? &w.buffers.at(KeyOf(piece.local())) : Remote(w, piece.remote(), &lost);
-      if (piece.has_remote()) done.mutable_transfers_done()->add_transfers(piece.remote().transfer());
+      if (piece.has_remote() && --task.edges->at(piece.remote().edge()) == 0) {
+        done.mutable_transfers_done()->add_transfers(piece.remote().edge());
+      }
       if (lost || source->poison) {
         if (!poison) poison = lost ? lost : source->poison;
         continue;

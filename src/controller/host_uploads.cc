@@ -43,7 +43,12 @@ WorkerOp HostUploads::DataOp(uint64_t key, const Buffer& buffer) const {
 
 void HostUploads::BeforeUploadSent(Life* life, uint64_t key) {
   auto it = buffers_.find(key);
-  if (it != buffers_.end() && it->second.pulled) sink_->ServeHostBuffer(key, {life->incarnation});
+  if (it == buffers_.end() || !it->second.pulled) return;
+  std::vector<Incarnation> workers{life->incarnation};
+  for (const Destination& target : it->second.targets) {
+    if (!target.sent && target.life != life) workers.emplace_back();
+  }
+  sink_->ServeHostBuffer(key, std::move(workers));
 }
 
 void HostUploads::AfterUploadSent(Life* life, uint64_t key, Dispatcher* dispatcher) {
@@ -100,6 +105,10 @@ void HostUploads::LoseLife(Life* life) {
   std::vector<uint64_t> keys;
   for (auto& [key, buffer] : buffers_) {
     const size_t before = buffer.targets.size();
+    const bool was_to_come = std::any_of(buffer.targets.begin(), buffer.targets.end(), [life](const Destination& target) {
+      return target.life == life && !target.sent;
+    });
+    if (was_to_come && buffer.pulled) sink_->ServeHostBuffer(key, {});
     buffer.targets.erase(std::remove_if(buffer.targets.begin(), buffer.targets.end(),
                                         [life](const Destination& target) { return target.life == life; }),
                          buffer.targets.end());

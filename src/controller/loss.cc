@@ -44,7 +44,7 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
     if (transfer.to == life) {
       transfers_.Erase(id);
       if (transfer.published) {
-        dispatcher_.EndTransfer(transfer.from, id);
+        dispatcher_.EndTransfer(transfer.from, id, transfer.pieces());
       } else {
         CancelPublication(transfer.from, id);
       }
@@ -56,7 +56,9 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
     }
     auto at = std::find_if(doomed.begin(), doomed.end(), [&](const auto& entry) { return entry.first == transfer.to; });
     if (at == doomed.end()) at = doomed.insert(doomed.end(), {transfer.to, {}});
-    at->second.push_back({transfer.target, why});
+    for (const ReshardEdge::Piece& piece : transfer.plan_edge().pieces) {
+      at->second.push_back({{transfer.target, piece.target}, why});
+    }
   }
   for (auto& [destination, targets] : doomed) PoisonWaiting(destination, std::move(targets));
   dispatcher_.RecheckAll();
@@ -70,6 +72,59 @@ const absl::Status* Controller::Impl::FailureOf(const BufferRefProto& ref) const
   return shard.Is(Shard::kFailed) ? &shard.error : nullptr;
 }
 
+// Shards of it that are doomed become errors there, and are not made; edges that served only those are needless.
+void Controller::Impl::PoisonReceive(ctl::ParkedOp* entry, const std::vector<Doomed>& doomed,
+                                     std::vector<ctl::ParkedOp>* extra, std::vector<TransferId>* needless) {
+  ReshardReceive* receive = entry->op.mutable_reshard_receive();
+  const Ticket ticket(receive->ticket());
+  const ctl::Node& node = *nodes_.Find(ticket);
+  const ctl::Plan& plan = *node.plan;
+  Group* group = buffers_.FindGroup(ArrayId(receive->target()));
+  auto is_without = [&](uint32_t shard) {
+    return std::find(receive->without().begin(), receive->without().end(), shard) != receive->without().end();
+  };
+  auto give_up = [&](uint32_t shard, const absl::Status& why) {
+    receive->add_without(shard);
+    ctl::ParkedOp poison;
+    poison.session = entry->session;
+    PoisonBuffers* op = poison.op.mutable_poison();
+    op->set_ticket(ticket.value());
+    Target* target = op->add_targets();
+    target->mutable_ref()->set_array(receive->target());
+    target->mutable_ref()->set_shard(shard);
+    const absl::Status error = ctl::WithOrigin(why, receive->user_context(), ticket);
+    ctl::ToProto(error, op->mutable_why());
+    poison.bytes = poison.op.ByteSizeLong();
+    extra->push_back(std::move(poison));
+    if (group != nullptr) {
+      buffers_.MarkFailed(group, shard, error);
+      group->at(shard).flags |= Shard::kOrphan;
+    }
+  };
+  for (const Doomed& one : doomed) {
+    if (one.target.array.value() != receive->target() || is_without(one.target.shard)) continue;
+    give_up(one.target.shard, one.why);
+  }
+  if (receive->without_size() == 0) return;
+  // And those that were to be copies of them: they come later.
+  const ctl::Plan::Worker& worker = plan.At(node.life->slot);
+  for (uint32_t shard : worker.makes) {
+    if (is_without(shard)) continue;
+    for (const ReshardPiece& piece : plan.plan.targets[shard].pieces) {
+      if (!piece.of_target || !is_without(piece.shard)) continue;
+      const absl::Status why = group != nullptr ? group->at(piece.shard).error : doomed[0].why;
+      give_up(shard, why);
+      break;
+    }
+  }
+  for (size_t i = 0; i < worker.edges_in.size(); ++i) {
+    const std::vector<ReshardEdge::Piece>& pieces = plan.plan.edges[worker.edges_in[i]].pieces;
+    if (std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return is_without(piece.target); })) {
+      needless->push_back(TransferId(receive->edges(static_cast<int>(i)).transfer()));
+    }
+  }
+}
+
 // Errors travel along what waits, from life to life, so that nobody waits for a worker that is not there to learn of an
 // error that is known. Operations still go out later, and the workers then come to the same.
 void Controller::Impl::PoisonWaiting(Life* first, std::vector<Doomed> first_doomed) {
@@ -81,44 +136,14 @@ void Controller::Impl::PoisonWaiting(Life* first, std::vector<Doomed> first_doom
     work.pop_front();
     std::vector<TransferId> needless;
     std::vector<std::pair<Ticket, absl::Status>> ended;
-    auto fate = [&](const BufferRefProto& ref) -> const absl::Status* {
-      for (const Doomed& one : doomed) {
-        if (one.target.array.value() == ref.array() && one.target.shard == ref.shard()) return &one.why;
-      }
-      return nullptr;
-    };
     if (!doomed.empty()) {
       dispatcher_.EditWaiting(life, [&](ctl::ParkedOp* entry, std::vector<ctl::ParkedOp>* extra) {
-        if (!entry->op.has_make()) return true;
-        MakeBuffers* make = entry->op.mutable_make();
-        MakeBuffers kept;
-        for (MakeBuffer& buffer : *make->mutable_buffers()) {
-          const absl::Status* why = fate(buffer.target().ref());
-          if (why == nullptr) {
-            *kept.add_buffers() = std::move(buffer);
-            continue;
-          }
-          ctl::ParkedOp poison;
-          poison.session = entry->session;
-          PoisonBuffers* op = poison.op.mutable_poison();
-          op->set_ticket(make->ticket());
-          *op->add_targets() = buffer.target();
-          const absl::Status error = ctl::WithOrigin(*why, make->user_context(), Ticket(make->ticket()));
-          ctl::ToProto(error, op->mutable_why());
-          poison.bytes = poison.op.ByteSizeLong();
-          extra->push_back(std::move(poison));
-          for (const Piece& piece : buffer.pieces()) {
-            if (piece.has_remote()) needless.push_back(TransferId(piece.remote().transfer()));
-          }
-          if (Group* group = buffers_.FindGroup(ArrayId(buffer.target().ref().array()))) {
-            const uint32_t shard = buffer.target().ref().shard();
-            buffers_.MarkFailed(group, shard, error);
-            group->at(shard).flags |= Shard::kOrphan;
-          }
-        }
-        make->mutable_buffers()->Swap(kept.mutable_buffers());
-        if (make->buffers_size() != 0) return true;
-        ended.emplace_back(Ticket(make->ticket()), doomed[0].why);
+        if (!entry->op.has_reshard_receive()) return true;
+        PoisonReceive(entry, doomed, extra, &needless);
+        const Ticket ticket = ctl::TicketOf(entry->op);
+        const ctl::Plan::Worker& worker = nodes_.Find(ticket)->plan->At(life->slot);
+        if (static_cast<size_t>(entry->op.reshard_receive().without_size()) < worker.makes.size()) return true;
+        ended.emplace_back(ticket, doomed[0].why);
         return false;
       });
     }
@@ -135,6 +160,20 @@ void Controller::Impl::SpreadErrors(Life* life, std::deque<std::pair<Life*, std:
     if (Group* group = buffers_.FindGroup(ArrayId(array)); group != nullptr && shard < group->count) {
       buffers_.MarkFailed(group, shard, why);
     }
+  };
+  // Of what a plan takes at this life.
+  auto failure_of = [&](const ctl::Plan& plan, const ReshardSource& source, uint64_t made,
+                        const ReshardPiece& piece) -> const absl::Status* {
+    BufferRefProto ref;
+    ref.set_array(piece.of_target ? made : source.array());
+    ref.set_shard(piece.shard);
+    if (!piece.of_target && source.shards_size() != 0) {
+      const std::vector<uint32_t>& here = plan.At(life->slot).source;
+      const auto at = std::find(here.begin(), here.end(), piece.shard);
+      if (at == here.end()) return nullptr;
+      ref = source.shards(static_cast<int>(at - here.begin()));
+    }
+    return FailureOf(ref);
   };
   std::vector<std::pair<uint64_t, absl::Status>> watches;
   std::vector<std::pair<RequestId, absl::Status>> reads;
@@ -160,26 +199,34 @@ void Controller::Impl::SpreadErrors(Life* life, std::deque<std::pair<Life*, std:
       }
       return true;
     }
-    if (op.has_make()) {
-      for (const MakeBuffer& buffer : op.make().buffers()) {
-        for (const Piece& piece : buffer.pieces()) {
-          const absl::Status* why = piece.has_local() ? FailureOf(piece.local()) : nullptr;
+    if (op.has_reshard_receive()) {
+      const ReshardReceive& receive = op.reshard_receive();
+      const ctl::Plan& plan = *nodes_.Find(Ticket(receive.ticket()))->plan;
+      for (uint32_t shard : plan.At(life->slot).makes) {
+        for (const ReshardPiece& piece : plan.plan.targets[shard].pieces) {
+          if (!plan.IsLocal(piece, life->slot)) continue;
+          const absl::Status* why = failure_of(plan, receive.source(), receive.target(), piece);
           if (why == nullptr) continue;
           const absl::Status error = *why;
-          fail(buffer.target().ref().array(), buffer.target().ref().shard(), error);
+          fail(receive.target(), shard, error);
           break;
         }
       }
       return true;
     }
-    if (op.has_publish()) {
-      const absl::Status* why = FailureOf(op.publish().ref());
-      const ctl::Transfer* transfer =
-          why == nullptr ? nullptr : transfers_.Find(TransferId(op.publish().transfer()));
+    if (op.has_reshard_send()) {
+      const ReshardSend& send = op.reshard_send();
+      const ctl::Transfer* transfer = transfers_.Find(TransferId(send.transfer()));
       if (transfer == nullptr || transfer->asked) return true;
-      auto at = std::find_if(more->begin(), more->end(), [&](const auto& item) { return item.first == transfer->to; });
-      if (at == more->end()) at = more->insert(more->end(), {transfer->to, {}});
-      at->second.push_back({transfer->target, *why});
+      for (const ReshardEdge::Piece& piece : transfer->plan_edge().pieces) {
+        const absl::Status* why = failure_of(*transfer->plan, send.source(), send.target(),
+                                             transfer->plan->plan.targets[piece.target].pieces[piece.piece]);
+        if (why == nullptr) continue;
+        auto at = std::find_if(more->begin(), more->end(),
+                               [&](const auto& item) { return item.first == transfer->to; });
+        if (at == more->end()) at = more->insert(more->end(), {transfer->to, {}});
+        at->second.push_back({{transfer->target, piece.target}, *why});
+      }
       return true;
     }
     if (op.has_watch()) {

@@ -9,153 +9,137 @@
 #include "controller/status_proto.h"
 
 namespace landbridge {
-namespace {
 
-void FillBox(const IndexBox& box, Box* proto) {
-  proto->mutable_start()->Add(box.start.begin(), box.start.end());
-  proto->mutable_limit()->Add(box.limit.begin(), box.limit.end());
+absl::StatusOr<ctl::PlanPtr> Controller::Impl::PlanMove(const Array& array, const ArraySpec& target,
+                                                        CopySemantics semantics) {
+  const bool keep = semantics != CopySemantics::kAlwaysCopy;
+  const ArraySpec& have = *array.spec;
+  if (buffers_.Error(array).ok()) return plans_.Get(have.dims, have.sharding, target.sharding, keep, nullptr);
+  std::vector<bool> usable(array.size());
+  for (uint32_t i = 0; i < array.size(); ++i) usable[i] = !array.at(i)->Is(Shard::kFailed);
+  return plans_.Get(have.dims, have.sharding, target.sharding, keep, &usable);
 }
 
-void FillRef(BufferRef ref, BufferRefProto* proto) {
-  proto->set_array(ref.array.value());
-  proto->set_shard(ref.shard);
+// The shards of the array that are at the worker.
+void Controller::Impl::NameSource(const Array& array, const ctl::Plan::Worker& worker, ReshardSource* proto) const {
+  if (array.form == Array::Form::kWhole) {
+    proto->set_array(array.group->id.value());
+    return;
+  }
+  for (uint32_t shard : worker.source) {
+    const BufferRef ref = array.at(shard).ref();
+    BufferRefProto* out = proto->add_shards();
+    out->set_array(ref.array.value());
+    out->set_shard(ref.shard);
+  }
 }
 
-}  // namespace
-
-void Controller::Impl::SendMake(Life* life, Ticket ticket, MakeBuffers make, SessionId session, ArrayId array,
-                                TimeNs now) {
-  ctl::Node node{life, session, {array}, {}, absl::OkStatus(), false, now};
-  for (const MakeBuffer& buffer : make.buffers()) node.shards.push_back(buffer.target().ref().shard());
-  nodes_.Add(ticket, std::move(node));
-  WorkerOp op;
-  *op.mutable_make() = std::move(make);
-  dispatcher_.Send(life, std::move(op), session);
-}
-
-ArrayId Controller::Impl::Build(SessionId session, SpecPtr spec, std::vector<NewShard> shards, uint64_t user_context,
-                                TimeNs now) {
+// Puts the new array together: kept shards, and those that the plan's workers are told to make.
+ArrayId Controller::Impl::Move(SessionId session, const Array& source, SpecPtr spec, const ctl::PlanPtr& plan,
+                               uint64_t user_context, TimeNs now) {
   const ArrayId id = buffers_.NextId();
+  const auto count = static_cast<uint32_t>(plan->plan.targets.size());
   const std::vector<DeviceId>& devices = spec->sharding->devices();
-  const auto count = static_cast<uint32_t>(shards.size());
+  const auto dtype = static_cast<int32_t>(spec->dtype);
   Group* group = nullptr;
   std::vector<ShardRef> refs(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    NewShard& shard = shards[i];
-    if (shard.how == NewShard::How::kAlias) {
-      refs[i] = shard.alias;
+  for (const ReshardTarget& target : plan->plan.targets) {
+    const uint32_t i = target.shard;
+    if (target.kept) {
+      refs[i] = source.at(*target.kept);
       continue;
     }
-    if (group == nullptr) group = buffers_.NewGroup(id, count, DeviceBytes(spec->dtype, shard.dims).value_or(0));
+    if (group == nullptr) group = buffers_.NewGroup(id, count, DeviceBytes(spec->dtype, target.dims).value_or(0));
     refs[i] = {group, i};
-    if (shard.how == NewShard::How::kFail) {
-      buffers_.MarkFailed(group, i, shard.error);
+    if (target.unavailable) {
+      buffers_.MarkFailed(group, i, source.at(*target.unavailable)->error);
       continue;
     }
     refs[i]->life = cluster_.LifeOf(devices[i]);
     refs[i]->flags = Shard::kTold;
   }
-  buffers_.NewView(id, session, spec, refs);
+  buffers_.NewView(id, session, std::move(spec), std::move(refs));
 
-  // By worker of the destination: what comes from sources, then copies of that.
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (shards[i].how == NewShard::How::kMake) order.push_back(i);
+  auto life_at = [this](int64_t slot) { return cluster_.slots()[static_cast<size_t>(slot)].life.get(); };
+  std::vector<TransferId> transfers;
+  for (uint32_t e = 0; e < plan->plan.edges.size(); ++e) {
+    const ReshardEdge& edge = plan->plan.edges[e];
+    transfers.push_back(transfers_.Add({session, life_at(edge.from), life_at(edge.to), id, plan, e, false, false}));
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return cluster_.At(devices[a]).slot < cluster_.At(devices[b]).slot;
-  });
-  struct Part {
-    Life* life;
-    MakeBuffers make;
-    MakeBuffers copies;
-  };
-  std::vector<Part> makes;
-  std::vector<std::pair<Life*, WorkerOp>> publishes;
-  for (uint32_t i : order) {
-    NewShard& shard = shards[i];
-    Life* life = refs[i]->life;
-    if (makes.empty() || makes.back().life != life) makes.push_back({life, {}, {}});
-    MakeBuffers& op = shard.copy_of ? makes.back().copies : makes.back().make;
-    MakeBuffer* buffer = op.add_buffers();
-    FillRef({id, i}, buffer->mutable_target()->mutable_ref());
-    buffer->mutable_target()->set_device(cluster_.At(devices[i]).ordinal);
-    buffer->mutable_target()->set_memory(static_cast<MemoryKindProto>(spec->sharding->memory()));
-    buffer->set_dtype(static_cast<int32_t>(spec->dtype));
-    buffer->mutable_dims()->Add(shard.dims.begin(), shard.dims.end());
-    if (shard.copy_of) {
-      Piece* piece = buffer->add_pieces();
-      FillRef({id, *shard.copy_of}, piece->mutable_local());
-      piece->mutable_source_dims()->Add(shard.dims.begin(), shard.dims.end());
-      continue;
-    }
-    for (NewShard::Source& source : shard.pieces) {
-      Piece* piece = buffer->add_pieces();
-      const bool whole_source = source.source_box.Covers(source.source_dims);
-      if (!whole_source) FillBox(source.source_box, piece->mutable_source_box());
-      if (!source.target_box.Covers(shard.dims)) FillBox(source.target_box, piece->mutable_target_box());
-      piece->mutable_source_dims()->Add(source.source_dims.begin(), source.source_dims.end());
-      Life* from = source.shard->life;
-      if (from == life) {
-        FillRef(source.shard.ref(), piece->mutable_local());
-        continue;
+  auto send = [&](bool passed_on) {
+    for (uint32_t e = 0; e < plan->plan.edges.size(); ++e) {
+      const ReshardEdge& edge = plan->plan.edges[e];
+      if (edge.passed_on != passed_on) continue;
+      WorkerOp op;
+      ReshardSend* out = op.mutable_reshard_send();
+      out->set_ticket(nodes_.NextTicket().value());
+      out->set_transfer(transfers[e].value());
+      out->set_dtype(dtype);
+      out->set_edge(e);
+      if (passed_on) {
+        out->set_target(id.value());
+      } else {
+        NameSource(source, plan->At(static_cast<int>(edge.from)), out->mutable_source());
       }
-      const TransferId transfer = transfers_.Add({session, from, life, source.shard.ref(), {id, i}, false, false});
-      piece->mutable_remote()->set_transfer(transfer.value());
-      publishes.emplace_back(from, WorkerOp());
-      Publish* publish = publishes.back().second.mutable_publish();
-      publish->set_ticket(nodes_.NextTicket().value());
-      publish->set_transfer(transfer.value());
-      FillRef(source.shard.ref(), publish->mutable_ref());
-      publish->mutable_dims()->Add(source.source_dims.begin(), source.source_dims.end());
-      publish->set_dtype(static_cast<int32_t>(spec->dtype));
-      if (!whole_source) FillBox(source.source_box, publish->mutable_box());
+      dispatcher_.Send(life_at(edge.from), std::move(op), session);
     }
+  };
+  send(false);
+  for (const ctl::Plan::Worker& worker : plan->workers) {
+    if (worker.makes.empty()) continue;
+    Life* life = life_at(worker.slot);
+    const Ticket ticket = nodes_.NextTicket();
+    ctl::Node& node = nodes_.Add(ticket, life, session, now);
+    node.makes.push_back(id);
+    node.shards = worker.makes;
+    node.plan = plan;
+    WorkerOp op;
+    ReshardReceive* out = op.mutable_reshard_receive();
+    out->set_ticket(ticket.value());
+    out->set_session(session.value());
+    out->set_user_context(user_context);
+    out->set_dtype(dtype);
+    if (worker.uses_source) NameSource(source, worker, out->mutable_source());
+    out->set_target(id.value());
+    for (uint32_t e : worker.edges_in) out->add_edges()->set_transfer(transfers[e].value());
+    dispatcher_.Send(life, std::move(op), session);
   }
-  for (auto& [life, op] : publishes) dispatcher_.Send(life, std::move(op), session);
-  for (Part& part : makes) {
-    for (MakeBuffers* make : {&part.make, &part.copies}) {
-      if (make->buffers_size() == 0) continue;
-      const Ticket ticket = nodes_.NextTicket();
-      make->set_ticket(ticket.value());
-      make->set_session(session.value());
-      make->set_user_context(user_context);
-      SendMake(part.life, ticket, std::move(*make), session, id, now);
-    }
-  }
+  send(true);  // after what makes it, on the same stream
   return id;
 }
 
-// Donation to a copy: the array is gone; buffers that the copy does not hold go with it, after the copy has read them.
-void Controller::Impl::GiveUp(Array* source, const std::vector<NewShard>& used) {
-  const bool aliased = std::any_of(used.begin(), used.end(),
-                                   [](const NewShard& shard) { return shard.how == NewShard::How::kAlias; });
-  if (!aliased) {
+// Donation: the array is gone; buffers that the result does not hold go with it, after they have been read. (Of what
+// is lost other arrays may still hold the rest.)
+void Controller::Impl::GiveUp(Array* source, const ctl::Plan& plan) {
+  if (plan.keeps) {
+    buffers_.Abandon(source);
+  } else {
     buffers_.Destroy(source);
-    return;
   }
-  buffers_.Abandon(source);
 }
 
-Controller::Impl::NewShard Controller::Impl::PlanCopy(const Array& source, uint32_t index, DeviceId to,
-                                                      MemoryKind memory, CopySemantics semantics) const {
-  NewShard result;
-  const ShardRef shard = source.at(index);
-  const Sharding& sharding = *source.spec->sharding;
-  if (semantics != CopySemantics::kAlwaysCopy && sharding.devices()[index] == to && sharding.memory() == memory) {
-    result.how = NewShard::How::kAlias;
-    result.alias = shard;
-    return result;
+absl::StatusOr<std::vector<ArrayId>> Controller::Impl::MoveAll(SessionId session, const std::vector<Array*>& arrays,
+                                                               std::vector<SpecPtr> specs, CopySemantics semantics,
+                                                               uint64_t user_context, TimeNs now) {
+  std::vector<ctl::PlanPtr> plans;  // all of them before anything is changed
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    ctl::PlanPtr& plan = plans.emplace_back();
+    if (arrays[i]->form == Array::Form::kNone) continue;
+    LB_ASSIGN_OR_RETURN(plan, PlanMove(*arrays[i], *specs[i], semantics));
   }
-  result.dims = *sharding.ShardDims(source.spec->dims, index);
-  if (shard->Is(Shard::kFailed)) {
-    result.how = NewShard::How::kFail;
-    result.error = shard->error;
-    return result;
+  std::vector<ArrayId> results;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    Array* array = arrays[i];
+    if (plans[i] == nullptr) {
+      results.push_back(buffers_.NextId());
+      buffers_.NewError(results.back(), session, std::move(specs[i]), array->error);
+      if (semantics == CopySemantics::kDonate) buffers_.Abandon(array);
+      continue;
+    }
+    results.push_back(Move(session, *array, std::move(specs[i]), plans[i], user_context, now));
+    if (semantics == CopySemantics::kDonate) GiveUp(array, *plans[i]);
   }
-  const IndexBox whole = IndexBox::Whole(result.dims);
-  result.pieces.push_back({shard, whole, whole, result.dims, 0});
-  return result;
+  return results;
 }
 
 absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Copy(SessionId session, absl::Span<const ArrayId> ids,
@@ -167,10 +151,7 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Copy(SessionId session, a
   std::vector<SpecPtr> specs;
   std::shared_ptr<const Sharding> last_source, last_target;  // usually the same for all
   for (ArrayId id : ids) {
-    LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, id, "copy"));
-    if (semantics == CopySemantics::kDonate && std::find(arrays.begin(), arrays.end(), array) != arrays.end()) {
-      return absl::InvalidArgumentError("copy: the same array is donated twice");
-    }
+    LB_ASSIGN_OR_RETURN(Array * array, FindToMove(session, id, arrays, semantics, "copy"));
     const ArraySpec& spec = *array->spec;
     if (spec.sharding != last_source) {
       std::shared_ptr<const Sharding> target = spec.sharding;
@@ -185,29 +166,18 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Copy(SessionId session, a
     arrays.push_back(array);
     specs.push_back(Share(ArraySpec{spec.dtype, spec.dims, last_target}));
   }
-  std::vector<ArrayId> results;
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    Array* array = arrays[i];
-    if (array->form == Array::Form::kNone) {
-      results.push_back(buffers_.NextId());
-      buffers_.NewError(results.back(), session, specs[i], array->error);
-      if (semantics == CopySemantics::kDonate) buffers_.Abandon(array);
-      continue;
-    }
-    std::vector<NewShard> shards;
-    const Sharding& target = *specs[i]->sharding;
-    for (uint32_t s = 0; s < array->size(); ++s) {
-      shards.push_back(PlanCopy(*array, s, target.devices()[s], target.memory(), semantics));
-    }
-    if (semantics == CopySemantics::kDonate) {
-      const std::vector<NewShard> used = shards;
-      results.push_back(Build(session, specs[i], std::move(shards), user_context, now));
-      GiveUp(array, used);
-    } else {
-      results.push_back(Build(session, specs[i], std::move(shards), user_context, now));
-    }
+  return MoveAll(session, arrays, std::move(specs), semantics, user_context, now);
+}
+
+absl::StatusOr<Controller::Impl::Array*> Controller::Impl::FindToMove(SessionId session, ArrayId id,
+                                                                      const std::vector<Array*>& others,
+                                                                      CopySemantics semantics,
+                                                                      absl::string_view what) const {
+  LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, id, what));
+  if (semantics == CopySemantics::kDonate && std::find(others.begin(), others.end(), array) != others.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": the same array is donated twice"));
   }
-  return results;
+  return array;
 }
 
 absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Reshard(SessionId session, absl::Span<const ArrayId> ids,
@@ -219,14 +189,9 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Reshard(SessionId session
     return absl::InvalidArgumentError(absl::StrCat("reshard: ", ids.size(), " arrays, ", outputs.size(), " targets"));
   }
   std::vector<Array*> arrays;
-  std::vector<std::vector<NewShard>> plans(ids.size());
-  auto location = [this](DeviceId device) { return cluster_.LocationOf(device); };
+  std::vector<SpecPtr> specs;
   for (size_t i = 0; i < ids.size(); ++i) {
-    LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, ids[i], "reshard"));
-    if (semantics == CopySemantics::kDonate && std::find(arrays.begin(), arrays.end(), array) != arrays.end()) {
-      return absl::InvalidArgumentError("reshard: the same array is donated twice");
-    }
-    arrays.push_back(array);
+    LB_ASSIGN_OR_RETURN(Array * array, FindToMove(session, ids[i], arrays, semantics, "reshard"));
     const ArraySpec& have = *array->spec;
     LB_RETURN_IF_ERROR(CheckSpec(outputs[i]));
     if (have.dtype != outputs[i].dtype || have.dims != outputs[i].dims) {
@@ -234,85 +199,30 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Reshard(SessionId session
                                                      " cannot become ", DTypeName(outputs[i].dtype),
                                                      DimsToString(outputs[i].dims)));
     }
-    if (array->form == Array::Form::kNone) continue;
-    const Sharding& target = *outputs[i].sharding;
-    if (have.sharding->SamePartitioning(target)) {
-      for (uint32_t s = 0; s < array->size(); ++s) {
-        plans[i].push_back(PlanCopy(*array, s, target.devices()[s], target.memory(), semantics));
-      }
-      if (!have.sharding->HasBoxes() ||
-          std::all_of(plans[i].begin(), plans[i].end(),
-                      [](const NewShard& shard) { return shard.how == NewShard::How::kAlias; })) {
-        continue;
-      }
-      plans[i].clear();
-    }
-    std::vector<bool> usable(array->size());
-    for (uint32_t s = 0; s < array->size(); ++s) usable[s] = !array->at(s)->Is(Shard::kFailed);
-    LB_ASSIGN_OR_RETURN(ReshardPlan plan, PlanReshard(have.dims, *have.sharding, target, location, &usable));
-    plans[i].resize(plan.targets.size());
-    for (ReshardTarget& want : plan.targets) {
-      NewShard& shard = plans[i][want.shard];
-      shard.dims = want.dims;
-      shard.copy_of = want.copy_of;
-      if (want.unavailable) {
-        shard.how = NewShard::How::kFail;
-        shard.error = array->at(*want.unavailable)->error;
-        continue;
-      }
-      // The very shard, where it is: donated, it need not move.
-      if (semantics == CopySemantics::kDonate && want.pieces.size() == 1 && !want.copy_of) {
-        const ReshardPiece& piece = want.pieces[0];
-        const Dims source_dims = *have.sharding->ShardDims(have.dims, piece.source_shard);
-        if (have.sharding->devices()[piece.source_shard] == target.devices()[want.shard] &&
-            have.sharding->memory() == target.memory() && piece.source_box.Covers(source_dims)) {
-          shard.how = NewShard::How::kAlias;
-          shard.alias = array->at(piece.source_shard);
-          continue;
-        }
-      }
-      for (ReshardPiece& piece : want.pieces) {
-        LB_ASSIGN_OR_RETURN(Dims source_dims, have.sharding->ShardDims(have.dims, piece.source_shard));
-        shard.pieces.push_back({array->at(piece.source_shard), std::move(piece.source_box),
-                                std::move(piece.target_box), std::move(source_dims), 0});
-      }
-    }
+    arrays.push_back(array);
+    specs.push_back(Share(std::move(outputs[i])));
   }
-  std::vector<ArrayId> results;
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    SpecPtr spec = Share(std::move(outputs[i]));
-    if (arrays[i]->form == Array::Form::kNone) {
-      results.push_back(buffers_.NextId());
-      buffers_.NewError(results.back(), session, std::move(spec), arrays[i]->error);
-      if (semantics == CopySemantics::kDonate) buffers_.Abandon(arrays[i]);
-      continue;
-    }
-    const std::vector<NewShard> used = semantics == CopySemantics::kDonate ? plans[i] : std::vector<NewShard>();
-    results.push_back(Build(session, std::move(spec), std::move(plans[i]), user_context, now));
-    if (semantics == CopySemantics::kDonate) GiveUp(arrays[i], used);
-  }
-  return results;
+  return MoveAll(session, arrays, std::move(specs), semantics, user_context, now);
 }
 
 // ---------------------------------------------------------------- transfers
 
 void Controller::Impl::CancelPublication(Life* source, TransferId id) {
   dispatcher_.EditWaiting(source, [id](ctl::ParkedOp* entry, std::vector<ctl::ParkedOp>*) {
-    return !(entry->op.has_publish() && entry->op.publish().transfer() == id.value());
+    return !(entry->op.has_reshard_send() && entry->op.reshard_send().transfer() == id.value());
   });
   dispatcher_.Recheck(source);
 }
 
 void Controller::Impl::EndTransfer(TransferId id) {
-  const ctl::Transfer* transfer = transfers_.Find(id);
-  if (transfer == nullptr) return;
-  Life* from = transfer->from;
-  const bool published = transfer->published;
+  const ctl::Transfer* found = transfers_.Find(id);
+  if (found == nullptr) return;
+  const ctl::Transfer transfer = *found;
   transfers_.Erase(id);
-  if (published) {
-    dispatcher_.EndTransfer(from, id);
+  if (transfer.published) {
+    dispatcher_.EndTransfer(transfer.from, id, transfer.pieces());
   } else {
-    CancelPublication(from, id);
+    CancelPublication(transfer.from, id);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "base/ids.h"
 #include "base/time.h"
 #include "controller/cluster_table.h"
+#include "controller/plan_table.h"
 
 namespace landbridge::ctl {
 
@@ -25,7 +26,17 @@ struct Node {
   absl::Status error;                     // that is known
   bool sent = false;
   TimeNs since = 0;
+  PlanPtr plan;                           // of a reshard
 };
+
+inline Node NodeOf(Life* life, SessionId session, TimeNs now, std::initializer_list<ArrayId> makes) {
+  Node node;
+  node.life = life;
+  node.session = session;
+  node.since = now;
+  node.makes.assign(makes);
+  return node;
+}
 
 class NodeTable {
  public:

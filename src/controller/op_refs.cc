@@ -6,6 +6,13 @@ namespace {
 // Programs are ordered like buffers: loaded before launches, unloaded after them.
 uint64_t ProgramKey(uint64_t executable) { return executable | uint64_t{1} << 63; }
 
+void UseSource(const ReshardSource& source, OpRefs* refs) {
+  if (source.shards_size() == 0) refs->uses.push_back(source.array());
+  for (const BufferRefProto& shard : source.shards()) {
+    if (refs->uses.empty() || refs->uses.back() != shard.array()) refs->uses.push_back(shard.array());
+  }
+}
+
 }  // namespace
 
 OpRefs RefsOf(const WorkerOp& op) {
@@ -38,16 +45,13 @@ OpRefs RefsOf(const WorkerOp& op) {
     case WorkerOp::kUpload:
       for (const Target& target : op.upload().targets()) refs.makes.push_back(target.ref().array());
       break;
-    case WorkerOp::kMake:
-      for (const MakeBuffer& buffer : op.make().buffers()) {
-        refs.makes.push_back(buffer.target().ref().array());
-        for (const Piece& piece : buffer.pieces()) {
-          if (piece.has_local()) refs.uses.push_back(piece.local().array());
-        }
-      }
+    case WorkerOp::kReshardReceive:
+      refs.makes.push_back(op.reshard_receive().target());
+      if (op.reshard_receive().has_source()) UseSource(op.reshard_receive().source(), &refs);
       break;
-    case WorkerOp::kPublish:
-      refs.uses.push_back(op.publish().ref().array());
+    case WorkerOp::kReshardSend:
+      if (op.reshard_send().has_source()) UseSource(op.reshard_send().source(), &refs);
+      if (op.reshard_send().target() != 0) refs.uses.push_back(op.reshard_send().target());
       break;
     case WorkerOp::kRead:
       refs.uses.push_back(op.read().ref().array());
@@ -70,15 +74,15 @@ OpRefs RefsOf(const WorkerOp& op) {
 }
 
 bool IsNode(const WorkerOp& op) {
-  return op.has_launch() || op.has_upload() || op.has_make();
+  return op.has_launch() || op.has_upload() || op.has_reshard_receive();
 }
 
 Ticket TicketOf(const WorkerOp& op) {
   switch (op.op_case()) {
     case WorkerOp::kLaunch: return Ticket(op.launch().ticket());
     case WorkerOp::kUpload: return Ticket(op.upload().ticket());
-    case WorkerOp::kMake: return Ticket(op.make().ticket());
-    case WorkerOp::kPublish: return Ticket(op.publish().ticket());
+    case WorkerOp::kReshardReceive: return Ticket(op.reshard_receive().ticket());
+    case WorkerOp::kReshardSend: return Ticket(op.reshard_send().ticket());
     default: return Ticket();
   }
 }

@@ -18,7 +18,7 @@ struct OpRefs {
 };
 OpRefs RefsOf(const WorkerOp& op);
 
-// A launch, upload or make: something that Progress reports.
+// A launch, upload or reshard: something that Progress reports.
 bool IsNode(const WorkerOp& op);
 Ticket TicketOf(const WorkerOp& op);  // none if it has none
 

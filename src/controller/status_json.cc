@@ -18,8 +18,8 @@ std::string Describe(const WorkerOp& op) {
   switch (op.op_case()) {
     case WorkerOp::kLaunch: return absl::StrCat("launch of x", op.launch().executable());
     case WorkerOp::kUpload: return "upload";
-    case WorkerOp::kMake: return "copy or reshard";
-    case WorkerOp::kPublish: return absl::StrCat("send a", op.publish().ref().array());
+    case WorkerOp::kReshardReceive: return absl::StrCat("copy or reshard to a", op.reshard_receive().target());
+    case WorkerOp::kReshardSend: return "send for a copy or reshard";
     case WorkerOp::kRead: return "read";
     case WorkerOp::kWatch: return "wait";
     case WorkerOp::kDelete: return "delete";
@@ -39,6 +39,7 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
                    {"launches_unfinished", nodes_.size()}, {"ops_parked", dispatcher_.waiting()},
                    {"transfers", transfers_.size()}, {"host_buffers", uploads_.size()},
                    {"reports_ignored", stale_reports_}};
+  out["reshard_plans"] = {{"kept", plans_.size()}, {"made", plans_.made()}};
 
   struct SessionFigures {
     size_t arrays = 0, lost = 0;

@@ -1,14 +1,17 @@
-// Bytes on their way from one worker to another.
+// Bytes on their way from one worker to another: one entry per edge of a reshard plan in use. Its pieces have transfer
+// numbers one after the other; the first stands for all.
 //
 // Thread-safety: none; part of the controller's state machine.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/ids.h"
 #include "controller/cluster_table.h"
+#include "controller/plan_table.h"
 
 namespace landbridge::ctl {
 
@@ -16,17 +19,22 @@ struct Transfer {
   SessionId session;
   Life* from = nullptr;
   Life* to = nullptr;
-  BufferRef source;
-  BufferRef target;
+  ArrayId target;           // what it makes
+  PlanPtr plan;
+  uint32_t edge = 0;        // of the plan
   bool published = false;   // the source's worker was told
   bool asked = false;       // the destination's worker was told
+
+  const ReshardEdge& plan_edge() const { return plan->plan.edges[edge]; }
+  uint32_t pieces() const { return static_cast<uint32_t>(plan_edge().pieces.size()); }
 };
 
 class TransferTable {
  public:
   TransferId Add(Transfer transfer) {
-    const TransferId id(next_++);
-    transfers_.emplace(id, transfer);
+    const TransferId id(next_);
+    next_ += transfer.pieces();
+    transfers_.emplace(id, std::move(transfer));
     return id;
   }
   Transfer* Find(TransferId id) {

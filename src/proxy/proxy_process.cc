@@ -270,6 +270,7 @@ absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view pay
       [&](const Heartbeat& heartbeat) {
         agent_->OnHeartbeat(ref, heartbeat.sent_ns());
         member->use.assign(heartbeat.devices().begin(), heartbeat.devices().end());
+        member->links.assign(heartbeat.links().begin(), heartbeat.links().end());
       },
       [&](const WorkerReport& report) {
         ++work_done_;
@@ -404,6 +405,11 @@ json ProxyProcess::Status() {
                              {"launches_placed", use.launches_placed()}});
         }
         worker["devices"] = std::move(devices);
+        json links = json::array();
+        for (const LinkUse& link : it->second->links) {
+          links.push_back({{"from", absl::StrCat(absl::Hex(link.peer()))}, {"bytes_received", link.bytes_received()}});
+        }
+        worker["links"] = std::move(links);
       }
       workers.push_back(std::move(worker));
     }

@@ -56,6 +56,7 @@ class ProxyProcess : private ControllerSink {
     bool flowing = false;          // a connection of it is up
     uint64_t ops_sent = 0, frames_sent = 0, bytes_sent = 0;   // what is repeated counts again
     std::vector<DeviceUse> use;    // of its last heartbeat
+    std::vector<LinkUse> links;    // of its last heartbeat
   };
 
   // ControllerSink. These only record.

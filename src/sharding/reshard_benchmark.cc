@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "sharding/reshard.h"
+#include "sharding/reshard_part.h"
 
 namespace landbridge {
 namespace {
@@ -37,6 +38,20 @@ void BM_RowsToColumns(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * n * n);
 }
 BENCHMARK(BM_RowsToColumns)->Arg(1)->Arg(8)->Arg(64)->Arg(256);
+
+// One worker's part of the same, from the message: what a worker does once for each new plan.
+void BM_PartOfRowsToColumns(benchmark::State& state) {
+  const int n = static_cast<int>(state.range(0));
+  auto rows = Sharding::FromOpSharding(Devices(0, n), MemoryKind::kDevice, Tiled({n, 1})).value();
+  auto columns = Sharding::FromOpSharding(Devices(n, n), MemoryKind::kDevice, Tiled({1, n})).value();
+  std::vector<int64_t> workers;
+  auto place = [](DeviceId d) {
+    return PlacedDevice{{d.value() / 64, d.value() / 4}, static_cast<uint32_t>(d.value() % 4)};
+  };
+  const ReshardPlanProto definition = DefineReshard({1024, 1024}, *rows, *columns, place, {}, &workers);
+  for (auto _ : state) benchmark::DoNotOptimize(ReshardPart::Make(definition));
+}
+BENCHMARK(BM_PartOfRowsToColumns)->Arg(4)->Arg(64)->Arg(256);
 
 void BM_Decode(benchmark::State& state) {
   const int n = static_cast<int>(state.range(0));

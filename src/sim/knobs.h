@@ -34,6 +34,7 @@ struct Knobs {
   DurationNs launch_min = 10 * kMicrosecond, launch_max = 3 * kMillisecond;
   DurationNs idle_max = 0;           // a client pauses now and then, up to so long: gives faults time
   std::vector<Fault> faults;
+  bool only_reshards = false;        // no programs: clients move arrays all the time
   // The source, or the target, of the so-maniest transfer is killed while the bytes travel. 0: none.
   int kill_source_of_pull = 0, kill_target_of_pull = 0;
 

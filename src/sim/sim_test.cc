@@ -128,5 +128,51 @@ TEST(SimTest, KillOfEitherEndDuringATransfer) {
   EXPECT_GT(failed, 0u);
 }
 
+// Clients that only move arrays, from any layout to any other, over one slice and over two: every value is right, or
+// an error that names a slice that was hurt; nothing stays behind.
+TEST(SimTest, KillOfEitherEndInTheMiddleOfAReshard) {
+  uint64_t losses = 0, failed = 0, right = 0;
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    Knobs knobs = Calm();
+    knobs.slices = 3;
+    knobs.only_reshards = true;
+    (seed % 2 == 0 ? knobs.kill_source_of_pull : knobs.kill_target_of_pull) = 1 + static_cast<int>(seed % 11) * 3;
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_GT(outcome.copies, 40u);
+    losses += outcome.losses;
+    failed += outcome.reads_failed;
+    right += outcome.reads_ok;
+  }
+  EXPECT_GE(losses, 20u);
+  EXPECT_GT(failed, 0u);
+  EXPECT_GT(right, 500u);
+}
+
+TEST(SimTest, ReshardsWithoutFaultsAreAllRight) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Knobs knobs = Calm();
+    knobs.slices = 4;
+    knobs.devices = 4;
+    knobs.only_reshards = true;
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+    EXPECT_GT(outcome.pulls, 100u) << seed;
+  }
+}
+
+TEST(SimTest, ReshardsOfAWorkerThatIsStoppedPastItsLease) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    Knobs knobs = Calm();
+    knobs.slices = 3;
+    knobs.only_reshards = true;
+    knobs.faults = {{Fault::Kind::kPause, 200 * kMillisecond, 0, 5 * kSecond}};
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_GE(outcome.losses, 1u) << seed;
+  }
+}
+
 }  // namespace
 }  // namespace landbridge::sim

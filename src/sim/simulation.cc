@@ -170,7 +170,9 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   ArrayState* PickArray(Client& client, int slice = -1, int layout = -1);
   void Forget(Client& client, ArrayState* array);
 
+  static constexpr int kLayouts = 8;
   ArraySpec SpecOf(int slice, int layout) const;
+  std::set<int> SlicesOf(int slice, int layout) const;
   void CheckValue(const Request& request, const Content& shard);
   void CheckError(const Request& request, const absl::Status& status);
   bool FaultsExplain(const Blame& blame, const absl::Status& status) const;
@@ -624,28 +626,46 @@ void Simulation::FaultLater() {
 
 // ---------------------------------------------------------------- clients
 
-// Layouts: 0 rows over the slice's devices, 1 columns, 2 replicated, 3 one device (the first).
+// Layouts: 0 rows over the slice's devices, 1 columns, 2 replicated, 3 one device (the first). Programs know those; the
+// others come from resharding: 4 rows and 5 replicated over this slice and the next, 6 two replicas of each half of the
+// rows over both (by turns), 7 columns in the reverse order of devices.
 ArraySpec Simulation::SpecOf(int slice, int layout) const {
   ArraySpec spec;
   spec.dtype = DType::kU64;
   spec.dims = {kRows, kColumns};
   std::vector<DeviceId> devices;
-  for (int d = 0; d < (layout == 3 ? 1 : knobs_.devices); ++d) devices.push_back(DeviceId(slice * knobs_.devices + d));
+  for (int s : SlicesOf(slice, layout)) {
+    for (int d = 0; d < (layout == 3 ? 1 : knobs_.devices); ++d) devices.push_back(DeviceId(s * knobs_.devices + d));
+  }
   if (layout == 3) {
     spec.sharding = Sharding::SingleDevice(devices[0], MemoryKind::kDevice);
     return spec;
   }
+  if (layout == 7) std::reverse(devices.begin(), devices.end());
+  const auto count = static_cast<int64_t>(devices.size());
   xla::OpSharding op;
-  if (layout == 2) {
+  if (layout == 2 || layout == 5) {
     op.set_type(xla::OpSharding::REPLICATED);
   } else {
     op.set_type(xla::OpSharding::OTHER);
-    op.add_tile_assignment_dimensions(layout == 0 ? knobs_.devices : 1);
-    op.add_tile_assignment_dimensions(layout == 0 ? 1 : knobs_.devices);
-    for (int d = 0; d < knobs_.devices; ++d) op.add_tile_assignment_devices(d);
+    const bool columns = layout == 1 || layout == 7;
+    const int64_t tiles = layout == 6 && count % 2 == 0 ? 2 : count;
+    op.add_tile_assignment_dimensions(columns ? 1 : tiles);
+    op.add_tile_assignment_dimensions(columns ? tiles : 1);
+    op.add_tile_assignment_dimensions(count / tiles);
+    op.set_replicate_on_last_tile_dim(true);
+    const int64_t copies = count / tiles;
+    for (int64_t i = 0; i < count; ++i) {
+      op.add_tile_assignment_devices(layout == 6 ? i % copies * tiles + i / copies : i);
+    }
   }
   spec.sharding = *Sharding::FromOpSharding(devices, MemoryKind::kDevice, op);
   return spec;
+}
+
+std::set<int> Simulation::SlicesOf(int slice, int layout) const {
+  if (layout < 4 || layout == 7) return {slice};
+  return {slice, (slice + 1) % knobs_.slices};
 }
 
 ArrayState* Simulation::PickArray(Client& client, int slice, int layout) {
@@ -823,7 +843,7 @@ void Simulation::Copy(Client& client) {
   ArrayState out = *array;
   out.id = ids->at(0);
   out.slice = slice;
-  out.blame.slices.insert(slice);
+  out.blame.slices.merge(SlicesOf(slice, out.layout));
   if (donate) Forget(client, array);
   client.arrays.push_back(std::move(out));
 }
@@ -833,8 +853,8 @@ void Simulation::Reshard(Client& client) {
   if (array == nullptr) return Upload(client);
   ArrayState out = *array;
   out.slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
-  out.layout = static_cast<int>(world_.random().NextBelow(4));
-  out.blame.slices.insert(out.slice);
+  out.layout = static_cast<int>(world_.random().NextBelow(kLayouts));
+  out.blame.slices.merge(SlicesOf(out.slice, out.layout));
   const bool donate = world_.Chance(0.2);
   absl::StatusOr<std::vector<ArrayId>> ids =
       controller_.Reshard(client.id, {array->id}, {SpecOf(out.slice, out.layout)},
@@ -864,7 +884,8 @@ void Simulation::ReadOne(Client& client, const ArrayState& array, bool release_b
   // Sharded arrays are read shard by shard, as the client does.
   const ArrayState copy = array;
   std::vector<ArrayId> parts{copy.id};
-  const bool whole = copy.layout >= 2;
+  const ArraySpec spec = SpecOf(copy.slice, copy.layout);
+  const bool whole = spec.sharding->IsFullyReplicated();
   if (!whole) {
     absl::StatusOr<std::vector<ArrayId>> singles = controller_.Disassemble(client.id, copy.id, CopySemantics::kReuse);
     if (!singles.ok()) {
@@ -873,7 +894,6 @@ void Simulation::ReadOne(Client& client, const ArrayState& array, bool release_b
     }
     parts = *singles;
   }
-  const ArraySpec spec = SpecOf(copy.slice, copy.layout);
   for (size_t i = 0; i < parts.size(); ++i) {
     const RequestId request(next_request_++);
     Request& state = requests_[request];
@@ -895,7 +915,8 @@ void Simulation::Step(int index) {
   Client& client = clients_[static_cast<size_t>(index)];
   if (!client.open) return;
   if (client.steps_left-- <= 0) return;
-  const double dice = world_.random().NextUnit();
+  double dice = world_.random().NextUnit();
+  if (knobs_.only_reshards && dice >= 0.15 && dice < 0.60) dice = 0.74;  // moves in place of programs
   if (dice < 0.15) {
     Upload(client);
   } else if (dice < 0.20) {
@@ -903,8 +924,8 @@ void Simulation::Step(int index) {
   } else if (dice < 0.60) {
     Execute(client);
   } else if (dice < 0.70) {
-    Copy(client);
-  } else if (dice < 0.75) {
+    knobs_.only_reshards ? Reshard(client) : Copy(client);
+  } else if (dice < 0.75 || (knobs_.only_reshards && dice < 0.83)) {
     Reshard(client);
   } else if (dice < 0.83) {
     DeleteOne(client);
@@ -1145,6 +1166,7 @@ Knobs KnobsOfSeed(uint64_t seed) {
   knobs.policy = static_cast<SchedulingPolicyProto>(random.NextBelow(4));
   knobs.activation_budget = 2 + static_cast<uint32_t>(random.NextBelow(7));
   knobs.sequential_dispatch = random.NextBelow(5) == 0;
+  knobs.only_reshards = random.NextBelow(6) == 0;
   return knobs;
 }
 

@@ -17,6 +17,8 @@ absl::StatusOr<PoolId> PoolOf(const Target& target, uint32_t devices) {
   return PoolId{target.device(), target.memory() != MEMORY_DEVICE};
 }
 
+uint64_t EdgeOf(const RemoteSource& piece) { return piece.edge() != 0 ? piece.edge() : piece.transfer(); }
+
 }  // namespace
 
 // ---------------------------------------------------------------- uploads
@@ -163,6 +165,29 @@ void Transfers::EndUpload(UploadNode& node, const PoisonPtr& poison) {
   uploads_.Erase(node.self);
 }
 
+// ---------------------------------------------------------------- resharding
+
+void Transfers::OnReshardReceive(ReshardReceive op, TimeNs now) {
+  absl::StatusOr<std::shared_ptr<const ReshardPart>> part = plans_.Use(op.plan());
+  absl::StatusOr<MakeBuffers> make = part.ok() ? (*part)->Expand(op) : part.status();
+  if (make.ok()) return OnMake(*std::move(make), now);
+  // A mistake of the controller. What it was to make is not known here; whoever uses that will be told so.
+  ++context_->anomalies;
+  const PoisonPtr poison = MakePoison(make.status(), Ticket(op.ticket()), op.user_context());
+  for (const ReshardEdgeProto& edge : op.edges()) context_->report.TransferDone(TransferId(edge.transfer()), poison.get());
+  context_->NodeEnded(Ticket(op.ticket()));
+}
+
+void Transfers::OnReshardSend(ReshardSend op, TimeNs now) {
+  absl::StatusOr<std::shared_ptr<const ReshardPart>> part = plans_.Use(op.plan());
+  absl::StatusOr<std::vector<Publish>> publications = part.ok() ? (*part)->Expand(op) : part.status();
+  if (!publications.ok()) {
+    ++context_->anomalies;
+    return;
+  }
+  for (Publish& publish : *publications) OnPublish(std::move(publish), now);
+}
+
 // ---------------------------------------------------------------- makes
 
 absl::Status Transfers::CheckPart(const MakeBuffer& spec) const {
@@ -208,6 +233,11 @@ void Transfers::OnMake(MakeBuffers op, TimeNs now) {
   makes_.emplace(ticket, std::move(owned));
   const SessionId session(make.op->session());
   make.parts.resize(static_cast<size_t>(make.op->buffers_size()));
+  for (const MakeBuffer& buffer : make.op->buffers()) {
+    for (const Piece& piece : buffer.pieces()) {
+      if (piece.has_remote()) ++make.edges[EdgeOf(piece.remote())];
+    }
+  }
 
   for (int i = 0; i < make.op->buffers_size(); ++i) {
     const MakeBuffer& spec = make.op->buffers(i);
@@ -227,7 +257,7 @@ void Transfers::OnMake(MakeBuffers op, TimeNs now) {
       const PoisonPtr poison = MakePoison(AddContext(status, ticket.ToString()), ticket, make.op->user_context());
       context_->CreatePoisoned({ref}, ticket, session, poison, true);
       for (const Piece& piece : spec.pieces()) {
-        if (piece.has_remote()) context_->report.TransferDone(TransferId(piece.remote().transfer()), poison.get());
+        if (piece.has_remote()) PieceOver(make, piece.remote(), poison.get());
         // What it would have consumed is gone for the client.
         Buffer* source = piece.donate() && piece.has_local() ? context_->buffers.Find(RefFromProto(piece.local())) : nullptr;
         if (source != nullptr && source->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*source);
@@ -333,7 +363,7 @@ void Transfers::EndPart(MakePart& part, const PoisonPtr& poison) {
     buffers.Unpin(*source);
   }
   for (const Piece& piece : part.spec().pieces()) {
-    if (piece.has_remote()) context_->report.TransferDone(TransferId(piece.remote().transfer()), poison.get());
+    if (piece.has_remote()) PieceOver(*part.make, piece.remote(), poison.get());
   }
   const BufferRef ref = part.target->ref;
   if (poison == nullptr) {
@@ -346,6 +376,14 @@ void Transfers::EndPart(MakePart& part, const PoisonPtr& poison) {
   if (poison != nullptr) context_->report.Failed({ref}, *poison);
   --part.make->unfinished;
   parts_.Erase(part.self);
+}
+
+// The controller hears of an edge once, when its last piece has landed or never will.
+void Transfers::PieceOver(MakeOp& make, const RemoteSource& piece, const Poison* poison) {
+  auto it = make.edges.find(EdgeOf(piece));
+  if (it == make.edges.end() || --it->second > 0) return;
+  context_->report.TransferDone(TransferId(it->first), poison);
+  make.edges.erase(it);
 }
 
 void Transfers::EndMakeIfDone(Ticket ticket) {

@@ -1,5 +1,5 @@
 // Bytes that come and go: uploads from the client, buffers made from pieces here and elsewhere, and what is offered to
-// other workers.
+// other workers. A reshard's two ops become such makes and publications: the worker's own part of the plan.
 //
 // Pure. Not thread-safe.
 #pragma once
@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "nlohmann/json_fwd.hpp"
+#include "sharding/reshard_plans.h"
 #include "worker/core_context.h"
 
 namespace landbridge {
@@ -23,6 +24,9 @@ class Transfers {
   void OnUpload(Upload op, TimeNs now);
   void OnUploadData(UploadData op);
   void OnUploadDone(uint64_t key, const absl::Status& status);
+
+  void OnReshardReceive(ReshardReceive op, TimeNs now);
+  void OnReshardSend(ReshardSend op, TimeNs now);
 
   void OnMake(MakeBuffers op, TimeNs now);
   void OnMakeDone(Ticket ticket, int index, const absl::Status& status);
@@ -66,6 +70,7 @@ class Transfers {
   struct MakeOp {                  // shared by its parts
     std::shared_ptr<const MakeBuffers> op;
     std::vector<SlabHandle> parts; // by index
+    absl::flat_hash_map<uint64_t, int> edges;  // first transfer of each -> pieces that are not over
     int unfinished = 0;
     TimeNs arrived = 0;
   };
@@ -103,6 +108,7 @@ class Transfers {
   void StartPartIfReady(MakePart& part);
   void GiveUpPart(MakePart& part, const PoisonPtr& why);
   void EndPart(MakePart& part, const PoisonPtr& poison);
+  void PieceOver(MakeOp& make, const RemoteSource& piece, const Poison* poison);
   void EndMakeIfDone(Ticket ticket);
   void Offer(PublishNode& node);
   void FailPublish(PublishNode& node, const absl::Status& why);
@@ -118,6 +124,7 @@ class Transfers {
   Slab<PublishNode> publishes_;
   absl::flat_hash_map<TransferId, SlabHandle> publish_by_id_;
   size_t running_ = 0;
+  ReshardPlans plans_;
 };
 
 }  // namespace landbridge

@@ -1,7 +1,9 @@
 #include "worker/worker_core.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/limits.h"
 #include "nlohmann/json.hpp"
 #include "worker/core_context.h"
 #include "worker/launch_queue.h"
@@ -34,6 +36,8 @@ class WorkerCore::Impl {
       case WorkerOp::kPeerLost: OnPeerLost(op.peer_lost()); break;
       case WorkerOp::kExplain: OnExplain(op.explain(), now); break;
       case WorkerOp::kCancelSession: OnCancelSession(op.cancel_session()); break;
+      case WorkerOp::kReshardReceive: transfers_.OnReshardReceive(std::move(*op.mutable_reshard_receive()), now); break;
+      case WorkerOp::kReshardSend: transfers_.OnReshardSend(std::move(*op.mutable_reshard_send()), now); break;
       case WorkerOp::kScheduling: launches_.OnScheduling(op.scheduling()); break;
       case WorkerOp::OP_NOT_SET: ++context_.anomalies; break;
     }
@@ -233,7 +237,11 @@ class WorkerCore::Impl {
   void OnUnpublish(const Unpublish& op) {
     const absl::Status why = op.has_why() && op.why().code() != 0 ? StatusFromProto(op.why())
                                                                   : absl::CancelledError("the transfer is over");
-    for (uint64_t transfer : op.transfers()) transfers_.OnUnpublish(TransferId(transfer), why);
+    if (op.counts_size() != 0 && op.counts_size() != op.transfers_size()) ++context_.anomalies;
+    for (int i = 0; i < op.transfers_size(); ++i) {
+      const uint64_t count = i < op.counts_size() ? std::min<uint64_t>(op.counts(i), limits::kReshardPiecesMax) : 1;
+      for (uint64_t k = 0; k < count; ++k) transfers_.OnUnpublish(TransferId(op.transfers(i) + k), why);
+    }
   }
 
   void OnPeerLost(const PeerLost& op) {

@@ -1,38 +1,107 @@
-"""Asks a daemon directly, as `landbridge status` does, whatever state the others are in."""
+"""Questions to daemons, as `landbridge status` asks them (src/cluster/admin.h), whatever state the others are in."""
 
 import json
 import socket
 import struct
+import time
 
-MAGIC, ADMIN_REQUEST, ADMIN_ANSWER = 0x3142424C, 10, 11  # src/env/frame.h, src/cluster/frame_types.h
+_MAGIC, _REQUEST, _ANSWER = 0x3142424C, 10, 11  # src/env/frame.h, src/cluster/frame_types.h
 
 
-def _crc32c(data):
+def _table():
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
+        table.append(i)
+    return table
+
+
+_TABLE = _table()
+
+
+def crc32c(data):
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 & -(crc & 1))
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
 
+class Daemon:
+    """One daemon. A connection that only asks is closed by it after some seconds, so it is made anew before."""
+
+    def __init__(self, address, timeout=20):
+        self.address = address
+        self.timeout = timeout
+        self.socket = None
+        self.connected = -1e9
+
+    def _connect(self):
+        if time.monotonic() - self.connected > 2:
+            self.close()
+            host, port = self.address.rsplit(":", 1)
+            self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=self.timeout)
+            self.connected = time.monotonic()
+
+    def close(self):
+        if self.socket is not None:
+            self.socket.close()
+        self.socket, self.connected = None, -1e9
+
+    def _read(self, count):
+        data = b""
+        while len(data) < count:
+            more = self.socket.recv(count - len(data))
+            assert more, "the daemon closed the connection"
+            data += more
+        return data
+
+    def ask(self, what="status", **more):
+        """The answer to {"what": what}."""
+        self._connect()
+        payload = json.dumps({"what": what, **more}).encode()
+        self.socket.sendall(struct.pack("<IIII", _MAGIC, len(payload), crc32c(payload), _REQUEST) + payload)
+        magic, length, _, kind = struct.unpack("<IIII", self._read(16))
+        assert (magic, kind) == (_MAGIC, _ANSWER)
+        answer = json.loads(self._read(length))
+        assert answer["ok"], answer
+        return answer["answer"]
+
+
 def ask(address, what="status", timeout=20, **more):
-    """The answer to {"what": what}. `address`: host:port."""
-    host, port = address.rsplit(":", 1)
-    payload = json.dumps({"what": what, **more}).encode()
-    with socket.create_connection((host, int(port)), timeout=timeout) as connection:
-        connection.sendall(struct.pack("<IIII", MAGIC, len(payload), _crc32c(payload), ADMIN_REQUEST) + payload)
+    """One question. `address`: host:port."""
+    daemon = Daemon(address, timeout)
+    try:
+        return daemon.ask(what, **more)
+    finally:
+        daemon.close()
 
-        def read(count):
-            data = b""
-            while len(data) < count:
-                more_bytes = connection.recv(count - len(data))
-                assert more_bytes, "the daemon closed the connection"
-                data += more_bytes
-            return data
 
-        magic, length, _, kind = struct.unpack("<IIII", read(16))
-        assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
-        answer = json.loads(read(length))
-    assert answer["ok"], answer
-    return answer["answer"]
+class Links:
+    """Bytes that the workers of a cluster pulled from each other (and from the proxy), and what their devices hold."""
+
+    def __init__(self, cluster):
+        info = cluster.status()["processes"]
+        self.workers = [Daemon(p["address"]) for p in info if p["name"].startswith("worker")]
+        self.names = {}
+        for i, worker in enumerate(self.workers):
+            self.names[worker.ask()["incarnation_hex"]] = i
+
+    def _ask(self):
+        return [worker.ask() for worker in self.workers]
+
+    def bytes(self):
+        """{(from, to): bytes}; workers by number, everything else is the proxy: -1."""
+        seen = {}
+        for i, status in enumerate(self._ask()):
+            for link in status["data_plane"]["links"]:
+                key = self.names.get(link["peer"], -1), i
+                seen[key] = seen.get(key, 0) + link["bytes_received"]
+        return seen
+
+    def since(self, before):
+        return {k: v - before.get(k, 0) for k, v in self.bytes().items() if v != before.get(k, 0)}
+
+    def held(self):
+        """Bytes of arrays in the devices of all workers."""
+        return sum(d["bytes_in_use"] for status in self._ask() for grant in status["grants"] for d in grant["devices"])

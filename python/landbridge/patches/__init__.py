@@ -9,7 +9,7 @@ import importlib
 import os
 import warnings
 
-MODULES = ("strides",)
+MODULES = ("strides", "device_put")
 
 _installed = {}
 

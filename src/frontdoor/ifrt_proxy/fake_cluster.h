@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "controller/controller.h"
+#include "sharding/reshard_plans.h"
 
 namespace landbridge {
 
@@ -105,6 +106,7 @@ class FakeCluster final : public ControllerSink {
     std::map<uint64_t, Program> programs;
     std::map<uint64_t, Upload> uploads;    // whose bytes come later
     std::map<uint64_t, Ref> published;
+    ReshardPlans plans;
     std::set<Ref> pulling;
     std::vector<WorkerOp> waiting;         // for those
   };
@@ -202,24 +204,32 @@ class FakeCluster final : public ControllerSink {
         if (why.code() != 0) Poison(worker, refs, why);
         return Done(worker, op.launch().ticket());
       }
-      case WorkerOp::kPublish:
-        w.published[op.publish().transfer()] = RefOf(op.publish().ref());
+      case WorkerOp::kReshardSend: {
+        const ReshardSend& send = op.reshard_send();
+        const std::vector<Publish> offers = w.plans.Use(send.plan()).value()->Expand(send).value();
+        for (const Publish& offer : offers) w.published[offer.transfer()] = RefOf(offer.ref());
         return;
-      case WorkerOp::kMake:
-        for (const MakeBuffer& make : op.make().buffers()) {
-          for (const Piece& piece : make.pieces()) {
+      }
+      case WorkerOp::kReshardReceive: {
+        // Only whole shards move here.
+        const MakeBuffers make = w.plans.Use(op.reshard_receive().plan()).value()->Expand(op.reshard_receive()).value();
+        for (const MakeBuffer& buffer : make.buffers()) {
+          for (const Piece& piece : buffer.pieces()) {
             if (piece.has_remote()) {
               Worker& source = workers_[Incarnation(piece.remote().incarnation())];
-              w.buffers[RefOf(make.target().ref())] = source.buffers[source.published[piece.remote().transfer()]];
-              WorkerReport report;
-              report.mutable_transfers_done()->add_transfers(piece.remote().transfer());
-              Report(worker, report);
+              w.buffers[RefOf(buffer.target().ref())] = source.buffers[source.published[piece.remote().transfer()]];
             } else {
-              w.buffers[RefOf(make.target().ref())] = w.buffers[RefOf(piece.local())];
+              w.buffers[RefOf(buffer.target().ref())] = w.buffers[RefOf(piece.local())];
             }
           }
         }
-        return Done(worker, op.make().ticket());
+        WorkerReport report;
+        for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) {
+          report.mutable_transfers_done()->add_transfers(edge.transfer());
+        }
+        if (report.has_transfers_done()) Report(worker, report);
+        return Done(worker, make.ticket());
+      }
       case WorkerOp::kRead: {
         if (w.pulling.contains(RefOf(op.read().ref()))) {
           w.waiting.push_back(op);

@@ -505,15 +505,19 @@ void HostBuffers::Discard(SessionId session, uint64_t handle) {
 }
 
 void HostBuffers::Serve(uint64_t key, const std::vector<Incarnation>& workers) {
+  if (workers.empty()) return ConsumerIsGone(key);
   UploadPtr upload;
   uint64_t bytes = 0;
   {
     absl::MutexLock lock(&mutex_);
     auto it = by_key_.find(key);
-    if (it == by_key_.end() || it->second->served) return;
+    if (it == by_key_.end()) return;
     upload = it->second;
+    for (Incarnation worker : workers) {
+      if (worker.valid()) upload->workers.push_back(worker);
+    }
+    if (upload->served) return;
     upload->served = true;
-    upload->workers = workers;
     upload->consumers = workers.size();
     bytes = static_cast<uint64_t>(std::max<int64_t>(upload->size, 0));
   }
@@ -546,6 +550,19 @@ void HostBuffers::Drop(uint64_t key) {
     UploadPtr upload = it->second;
     Forget(upload, later);
     later.garbage.push_back(std::move(upload));
+  }
+  later.Run();
+}
+
+// One of those that were to come: chunks are never used up.
+void HostBuffers::ConsumerIsGone(uint64_t key) {
+  Later later;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto it = by_key_.find(key);
+    if (it == by_key_.end()) return;
+    it->second->retain = true;
+    WakeOne(it->second, later);
   }
   later.Run();
 }

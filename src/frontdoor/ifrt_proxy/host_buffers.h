@@ -83,6 +83,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   void Discard(SessionId session, uint64_t handle);
 
   // --- What the controller wants of claimed uploads (loop thread). Unknown keys are ignored.
+  // As ControllerSink::ServeHostBuffer: the first call says how many workers pull it.
   void Serve(uint64_t key, const std::vector<Incarnation>& workers);
   void WantBytes(uint64_t key);
   void Drop(uint64_t key);
@@ -126,6 +127,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   struct Later;
 
   HostBuffers(Options options, dataplane::DataPlane* data_plane);
+  void ConsumerIsGone(uint64_t key);
   Session* FindByWire(uint64_t wire_id, absl::string_view peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Claimed> ClaimLocked(SessionId session, uint64_t handle, int64_t expected_bytes, size_t max_bytes,
                                       Later& later) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -231,8 +231,9 @@ TEST_F(HostBuffersTest, BigUploadStreamsThroughAFewChunks) {
   const std::string bytes = Pattern((64u << 20) + 12345);
   auto claimed = buffers->Claim(SessionId(1), 1, static_cast<int64_t>(bytes.size()));
   ASSERT_TRUE(claimed.ok());
-  buffers->Serve(claimed->key, {Incarnation(8), Incarnation(9)});
+  buffers->Serve(claimed->key, {Incarnation(8), Incarnation()});  // two will pull it; the second is named later
   auto upload = Begin(1, static_cast<int64_t>(bytes.size()));
+  buffers->Serve(claimed->key, {Incarnation(9)});
   EXPECT_EQ(plane.published.at(claimed->key)->size(), bytes.size());
   size_t sent = 0, peak = 0;
   int resumed = 0;
@@ -309,6 +310,21 @@ TEST_F(HostBuffersTest, ALostConsumerDoesNotStopTheOther) {
   EXPECT_LT(sent, bytes.size());
   EXPECT_TRUE(Pull(claimed->key, 0, 2u << 20)->ok());  // one of them, once
   buffers->OnWorkerLost(Incarnation(9));
+  EXPECT_EQ(resumed, 1);
+  EXPECT_EQ(Feed(upload, absl::string_view(bytes).substr(sent)), bytes.size() - sent);
+  EXPECT_TRUE(Pull(claimed->key, 0, 2u << 20)->ok());
+}
+
+TEST_F(HostBuffersTest, AConsumerThatNeverComesDoesNotStopTheOther) {
+  const std::string bytes = Pattern(16u << 20);
+  auto claimed = buffers->Claim(SessionId(1), 1, static_cast<int64_t>(bytes.size()));
+  buffers->Serve(claimed->key, {Incarnation(8), Incarnation()});
+  auto upload = Begin(1, static_cast<int64_t>(bytes.size()));
+  int resumed = 0;
+  const size_t sent = Feed(upload, bytes, [&] { ++resumed; });
+  EXPECT_LT(sent, bytes.size());
+  EXPECT_TRUE(Pull(claimed->key, 0, 2u << 20)->ok());
+  buffers->Serve(claimed->key, {});
   EXPECT_EQ(resumed, 1);
   EXPECT_EQ(Feed(upload, absl::string_view(bytes).substr(sent)), bytes.size() - sent);
   EXPECT_TRUE(Pull(claimed->key, 0, 2u << 20)->ok());

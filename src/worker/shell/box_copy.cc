@@ -174,8 +174,13 @@ void CopyStrided(std::byte* dst, absl::Span<const int64_t> dst_strides, const st
   CopyDims(dst, src, dims, element_bytes);
 }
 
-void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std::byte* image,
-                       absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes) {
+namespace {
+
+// The parts of bytes [offset, offset + bytes) of a packed box that are one piece in the image too, in order:
+// fn(offset in the image, bytes).
+template <typename Fn>
+void ForEachRun(int64_t offset, int64_t bytes, absl::Span<const int64_t> strides, const IndexBox& box,
+                int64_t element_bytes, Fn fn) {
   if (bytes == 0) return;
   // The longest run of the box that is one piece in the image.
   const Dims extents = box.dims();
@@ -186,18 +191,17 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
     --outer;
   }
   // Dimensions of size one inside the run do not move; those kept outside are counted by `index`.
-  std::vector<int64_t> index(outer);
+  Dims index(outer);
   int64_t rest = offset / run;
   for (size_t i = outer; i-- > 0;) {
     index[i] = rest % extents[i];
     rest /= extents[i];
   }
-  const std::byte* base = image + OffsetOf(box.start, strides);
+  const int64_t base = OffsetOf(box.start, strides);
   int64_t skip = offset % run;
   while (bytes > 0) {
     const int64_t count = std::min(bytes, run - skip);
-    std::memcpy(dst, base + OffsetOf(index, strides.subspan(0, outer)) + skip, static_cast<size_t>(count));
-    dst += count;
+    fn(base + OffsetOf(index, strides.subspan(0, outer)) + skip, count);
     bytes -= count;
     skip = 0;
     for (size_t i = outer; i-- > 0;) {
@@ -205,6 +209,24 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
       index[i] = 0;
     }
   }
+}
+
+}  // namespace
+
+void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std::byte* image,
+                       absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes) {
+  ForEachRun(offset, bytes, strides, box, element_bytes, [&](int64_t at, int64_t count) {
+    std::memcpy(dst, image + at, static_cast<size_t>(count));
+    dst += count;
+  });
+}
+
+void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box,
+                        int64_t element_bytes, const std::byte* src, int64_t offset, int64_t bytes) {
+  ForEachRun(offset, bytes, strides, box, element_bytes, [&](int64_t at, int64_t count) {
+    std::memcpy(image + at, src, static_cast<size_t>(count));
+    src += count;
+  });
 }
 
 void PackBits(std::byte* packed, const std::byte* image, int64_t elements, int bits) {

@@ -54,6 +54,10 @@ void CopyStrided(std::byte* dst, absl::Span<const int64_t> dst_strides, const st
 void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std::byte* image,
                        absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes);
 
+// The other way round: `bytes` bytes of the packed box, from its byte `offset` on, to their places in the image.
+void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box,
+                        int64_t element_bytes, const std::byte* src, int64_t offset, int64_t bytes);
+
 // Sub-byte elements. The wire image has a byte per element (its low bits count); packed memory holds 8/bits
 // elements a byte, the first in the lowest bits. Whole images only.
 void PackBits(std::byte* packed, const std::byte* image, int64_t elements, int bits);

@@ -149,6 +149,16 @@ TEST(Boxes, CopyAndGatherEqualTheDefinition) {
       GatherPackedRange(gathered.data(), offset, bytes, src.data(), src_strides, src_box, element);
       ASSERT_EQ(gathered, std::vector<std::byte>(packed.begin() + offset, packed.begin() + offset + bytes))
           << "round " << round << " offset " << offset;
+      // And back: what was not in the range stays as it was.
+      std::vector<std::byte> image(src.size(), std::byte{0x5a});
+      ScatterPackedRange(image.data(), src_strides, src_box, element, gathered.data(), offset, bytes);
+      std::vector<std::byte> again(static_cast<size_t>(total));
+      GatherPackedRange(again.data(), 0, total, image.data(), src_strides, src_box, element);
+      for (int64_t i = 0; i < total; ++i) {
+        const bool inside = i >= offset && i < offset + bytes;
+        ASSERT_EQ(again[static_cast<size_t>(i)], inside ? packed[static_cast<size_t>(i)] : std::byte{0x5a})
+            << "round " << round << " byte " << i;
+      }
     }
   }
 }

@@ -81,6 +81,12 @@ void ControlSession::SendHeartbeat() {
   heartbeat.set_sent_ns(context_->Now());
   heartbeat.set_echo_ns(peer_sent_ns_);
   shell_.core().FillDeviceUse(&heartbeat);
+  for (const dataplane::PeerBytes& peer : context_->data_plane->Stats().peers) {
+    if (peer.bytes_received == 0) continue;
+    LinkUse* link = heartbeat.add_links();
+    link->set_peer(peer.peer.value());
+    link->set_bytes_received(peer.bytes_received);
+  }
   receiver_.AckMade();
   callbacks_.send(JoinControlFrame(0, receiver_.applied(), kControlFrameReports, {}, heartbeat.SerializeAsString()));
 }

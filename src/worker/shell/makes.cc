@@ -1,10 +1,12 @@
 #include "worker/shell/makes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status.h"
+#include "sharding/reshard_limits.h"
 
 namespace landbridge {
 namespace {
@@ -43,10 +45,9 @@ void Makes::Start(std::shared_ptr<const MakeBuffers> make, int index) {
   if (status.ok()) status = TryWholeCopy(open, &taken);
   if (status.ok() && !taken) status = StartPieces(open);
   if (status.ok()) return;
-  if (open->pulls.empty()) return PostFinish(open, status);
-  // Some pulls are under way: they end first.
-  open->status = status;
-  for (const auto& [pull, unused] : open->pulls) puller_->Cancel(pull, status);
+  // Pulls that are under way end first.
+  ++open->arriving;
+  Arrived(open, status);
 }
 
 absl::Status Makes::Prepare(const std::shared_ptr<Open>& open) {
@@ -164,39 +165,102 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
     if (bytes == 0) continue;
     LB_RETURN_IF_ERROR(context_->MeetPeer(Incarnation(piece.remote().incarnation()), piece.remote().data_address()));
     if (auto range = ContiguousRange(open->dims, target_box, element_bytes)) {
-      StartPull(open, piece.remote(), open->data + range->offset, bytes, open->keep);
+      ++open->arriving;
+      StartPull(open, piece.remote(), 0, open->data + range->offset, bytes, open->keep,
+                [this, open](const absl::Status& status) { Arrived(open, status); });
     } else {
-      LB_ASSIGN_OR_RETURN(OwnedImage image, AllocateImage(bytes));
-      open->staged.push_back({image, target_box});
-      StartPull(open, piece.remote(), image.data, bytes, image.owner);
+      StartStrips(open, std::make_shared<Strips>(Strips{piece.remote(), std::move(target_box), bytes, 0}));
     }
   }
   if (covered != IndexBox::Whole(open->dims).Elements()) {
     return absl::InvalidArgumentError(absl::StrCat("pieces with ", covered, " elements for a buffer of ",
                                                    IndexBox::Whole(open->dims).Elements()));
   }
-  if (open->pulls.empty()) PullsDone(open);
+  ++open->arriving;  // of this function
+  Arrived(open, absl::OkStatus());
   return absl::OkStatus();
 }
 
-void Makes::StartPull(const std::shared_ptr<Open>& open, const RemoteSource& source, std::byte* dst, int64_t bytes,
-                      std::shared_ptr<const void> keep) {
+void Makes::StartPull(const std::shared_ptr<Open>& open, const RemoteSource& source, int64_t offset, std::byte* dst,
+                      int64_t bytes, std::shared_ptr<const void> keep, std::function<void(absl::Status)> landed) {
   auto handle = std::make_shared<Puller::Handle>(0);
-  *handle = puller_->Pull(Incarnation(source.incarnation()), dataplane::Key{source.space(), DataKeyId(DataKeyKind::kTransfer, source.transfer())}, 0, dst,
-                          static_cast<uint64_t>(bytes), std::move(keep), [this, open, handle](absl::Status status) {
+  const dataplane::Key key{source.space(), DataKeyId(DataKeyKind::kTransfer, source.transfer())};
+  *handle = puller_->Pull(Incarnation(source.incarnation()), key, static_cast<uint64_t>(offset), dst,
+                          static_cast<uint64_t>(bytes), std::move(keep),
+                          [open, handle, landed = std::move(landed)](absl::Status status) {
                             open->pulls.erase(*handle);
-                            if (!status.ok() && open->status.ok()) {
-                              open->status = status;
-                              for (const auto& [pull, unused] : open->pulls) puller_->Cancel(pull, status);
-                            }
-                            if (open->pulls.empty()) PullsDone(open);
+                            landed(std::move(status));
                           });
-  open->pulls[*handle] = 0;
+  open->pulls.insert(*handle);
 }
 
-void Makes::PullsDone(const std::shared_ptr<Open>& open) {
-  if (!open->status.ok()) return PostFinish(open, open->status);
-  if (open->local.empty() && open->staged.empty() && open->in_place) {
+// One part of the target is there, or never will be; with the last one the rest can be done.
+void Makes::Arrived(const std::shared_ptr<Open>& open, const absl::Status& status) {
+  if (!status.ok() && open->status.ok()) {
+    open->status = status;
+    for (Puller::Handle pull : open->pulls) puller_->Cancel(pull, status);
+  }
+  if (--open->arriving > 0) return;
+  if (open->status.ok()) return PutTogether(open);
+  PostFinish(open, open->status);
+}
+
+void Makes::StartStrips(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips) {
+  ++open->arriving;
+  const int64_t first = std::min(strips->bytes, limits::kReshardStagedFirstBytes);
+  const absl::Status status = PullChunk(open, strips, first, nullptr, [this, open, strips] {
+    // The source is there: the rest need not wait for anything but memory.
+    while (open->status.ok() && strips->asked < strips->bytes) AskForChunk(open, strips);
+  });
+  if (!status.ok()) Arrived(open, status);
+}
+
+void Makes::AskForChunk(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips) {
+  const int64_t offset = strips->asked;
+  const int64_t bytes = std::min(strips->bytes - offset, limits::kReshardStagedChunkBytes);
+  strips->asked += bytes;
+  ++open->arriving;
+  auto chunk = std::make_shared<Strips>(*strips);
+  chunk->asked = offset;
+  context_->Begin();
+  std::shared_ptr<ShellContext> context = context_->shared_from_this();
+  context_->staged->Acquire(bytes, [this, context, open, chunk, bytes](ImageBudget::Grant grant) {
+    context->PostEnd([this, open, chunk, bytes, grant = std::move(grant)]() mutable {
+      absl::Status status = open->status;
+      if (status.ok()) status = PullChunk(open, chunk, bytes, std::move(grant), [] {});
+      if (!status.ok()) Arrived(open, status);
+    });
+  });
+}
+
+// Bytes from strips->asked on, and to their places when they have landed. Then `then`; and Arrived, once, unless this
+// fails at once.
+absl::Status Makes::PullChunk(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips, int64_t bytes,
+                              ImageBudget::Grant grant, std::function<void()> then) {
+  LB_ASSIGN_OR_RETURN(OwnedImage image, AllocateImage(bytes));
+  const int64_t offset = strips->asked;
+  strips->asked += bytes;
+  StartPull(open, strips->source, offset, image.data, bytes, image.owner,
+            [this, open, strips, image, offset, bytes, grant = std::move(grant), then = std::move(then)](
+                const absl::Status& status) mutable {
+              if (!status.ok()) return Arrived(open, status);
+              then();
+              context_->Begin();
+              std::shared_ptr<ShellContext> context = context_->shared_from_this();
+              context_->pool->Run([this, context, open, strips, image, offset, bytes, grant = std::move(grant)]() mutable {
+                const int element_bytes = HostElementBytes(open->dtype);
+                ScatterPackedRange(open->data, DenseStrides(open->dims, element_bytes), strips->box, element_bytes,
+                                   image.data, offset, bytes);
+                image.owner.reset();
+                grant.reset();
+                context->PostEnd([this, open] { Arrived(open, absl::OkStatus()); });
+              });
+            });
+  return absl::OkStatus();
+}
+
+void Makes::PutTogether(const std::shared_ptr<Open>& open) {
+  if (open->local.empty() && open->in_place) {
     open->keep.reset();
     return PostFinish(open, absl::OkStatus());
   }
@@ -217,13 +281,7 @@ void Makes::PullsDone(const std::shared_ptr<Open>& open) {
                   image->data + OffsetOf(piece.source_box.start, source_strides), source_strides,
                   piece.target_box.dims(), element_bytes);
     }
-    for (StagedPiece& piece : open->staged) {
-      const Dims extents = piece.target_box.dims();
-      CopyStrided(open->data + OffsetOf(piece.target_box.start, strides), strides, piece.image.data,
-                  DenseStrides(extents, element_bytes), extents, element_bytes);
-    }
     open->local.clear();
-    open->staged.clear();
     if (status.ok() && !open->in_place) {
       auto buffer = context->io->FromImage(open->data, open->dtype, open->dims, {}, *open->memory);
       status = buffer.status();
@@ -242,9 +300,9 @@ void Makes::Cancel(Ticket ticket, int index, const absl::Status& why) {
   auto it = open_.find(Id{ticket, index});
   if (it == open_.end()) return;
   std::shared_ptr<Open> open = it->second;
-  if (open->pulls.empty()) return;  // it is being made, and ends by itself
+  if (open->arriving == 0) return;  // it is being made, and ends by itself
   if (open->status.ok()) open->status = why.ok() ? absl::CancelledError("given up") : why;
-  for (const auto& [pull, unused] : open->pulls) puller_->Cancel(pull, open->status);
+  for (Puller::Handle pull : open->pulls) puller_->Cancel(pull, open->status);
 }
 
 void Makes::PostFinish(const std::shared_ptr<Open>& open, const absl::Status& status) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "worker/shell/box_copy.h"
 #include "worker/shell/puller.h"
@@ -16,7 +18,9 @@ namespace landbridge {
 
 // A whole buffer is copied by the plugin (or re-used, if its owner gives it up). Everything else is put together in
 // place in the new buffer's memory where the plugin lets us, else in a host image from which the buffer is made:
-// remote pieces that are one run of the target are pulled straight there.
+// remote pieces that are one run of the target are pulled straight there, others come in chunks. A chunk gets memory
+// (of ShellContext::staged) only when the first, small one has shown that the source is there: pieces that wait for
+// their producers do not hold up others.
 //
 // Thread-safety: the loop's thread only.
 class Makes {
@@ -35,9 +39,12 @@ class Makes {
     std::vector<int64_t> source_dims;
     IndexBox source_box, target_box;
   };
-  struct StagedPiece {
-    OwnedImage image;
-    IndexBox target_box;
+  // A remote piece that is not one run of the target.
+  struct Strips {
+    RemoteSource source;
+    IndexBox box;                              // in the target
+    int64_t bytes = 0;                         // packed
+    int64_t asked = 0;                         // of them
   };
   struct Open {
     std::shared_ptr<const MakeBuffers> make;
@@ -52,8 +59,8 @@ class Makes {
     std::shared_ptr<const void> keep;          // ... and what holds it
     bool in_place = false;                     // `data` is the buffer itself
     std::vector<LocalPiece> local;
-    std::vector<StagedPiece> staged;
-    absl::flat_hash_map<Puller::Handle, int> pulls;  // open ones
+    absl::flat_hash_set<Puller::Handle> pulls; // open ones
+    int arriving = 0;                          // pulls, and chunks that wait for memory or are copied
     absl::Status status;                       // first failure
     bool finished = false;
 
@@ -64,9 +71,15 @@ class Makes {
   // Sets *taken if the op is a copy of one whole local buffer, and begins it.
   absl::Status TryWholeCopy(const std::shared_ptr<Open>& open, bool* taken);
   absl::Status StartPieces(const std::shared_ptr<Open>& open);
-  void StartPull(const std::shared_ptr<Open>& open, const RemoteSource& source, std::byte* dst, int64_t bytes,
-                 std::shared_ptr<const void> keep);
-  void PullsDone(const std::shared_ptr<Open>& open);
+  // `landed` follows with its outcome, once.
+  void StartPull(const std::shared_ptr<Open>& open, const RemoteSource& source, int64_t offset, std::byte* dst,
+                 int64_t bytes, std::shared_ptr<const void> keep, std::function<void(absl::Status)> landed);
+  void StartStrips(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips);
+  void AskForChunk(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips);
+  absl::Status PullChunk(const std::shared_ptr<Open>& open, const std::shared_ptr<Strips>& strips, int64_t bytes,
+                         ImageBudget::Grant grant, std::function<void()> then);
+  void Arrived(const std::shared_ptr<Open>& open, const absl::Status& status);
+  void PutTogether(const std::shared_ptr<Open>& open);
   void Finish(const std::shared_ptr<Open>& open, const absl::Status& status);
   void PostFinish(const std::shared_ptr<Open>& open, const absl::Status& status);
 

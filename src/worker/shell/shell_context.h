@@ -34,6 +34,7 @@ struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   TaskPool* pool = nullptr;
   Dispatcher* dispatcher = nullptr;
   ImageBudget* images = nullptr;  // for host images of uploads
+  ImageBudget* staged = nullptr;  // for chunks of pieces that are put together from strips
   std::shared_ptr<Inbox> inbox;
   DeviceStore store;
   WorkerCore* core = nullptr;     // set once, before anything happens

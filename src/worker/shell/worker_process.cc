@@ -180,6 +180,7 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   context->pool = pool_.get();
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
+  context->staged = &staged_;
   context->inbox = inbox_;
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
@@ -335,6 +336,7 @@ json WorkerProcess::Status() {
   json out;
   out["name"] = options_.name;
   out["incarnation"] = incarnation_.ToString();
+  out["incarnation_hex"] = absl::StrCat(absl::Hex(incarnation_.value()));
   out["address"] = control_address();
   out["version"] = BuildVersion();
   out["resource_manager"] = {{"address", options_.resource_manager_address}, {"connected", agent_->rm_up()}};

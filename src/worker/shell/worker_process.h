@@ -19,6 +19,7 @@
 #include "env/loop.h"
 #include "env/memory_trimmer.h"
 #include "pjrt/client.h"
+#include "sharding/reshard_limits.h"
 #include "worker/shell/control_session.h"
 
 namespace landbridge {
@@ -93,6 +94,7 @@ class WorkerProcess {
   std::unique_ptr<TaskPool> pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
   ImageBudget images_{limits::kImagesStagedBytesMax};
+  ImageBudget staged_{limits::kReshardStagedBytesMax};
   std::shared_ptr<Inbox> inbox_;
   AdminTable admin_;
   std::unique_ptr<ControlServer> server_;

@@ -1,0 +1,126 @@
+"""device_put between different partitionings, from worker to worker.
+
+Where the wanted slices are no shards of the source (P('x') -> P() on the same devices, a mesh of four to one of two or
+to one device, anything to another partitioning on other devices), stock JAX fetches the whole value to the client and
+uploads it again. The cluster moves it itself (ReshardArrays, what pathwaysutils.reshard sends). So do moves to another
+order of the same devices, for which stock JAX compiles a program over all of them: here they may belong to several
+workers. Everything else is stock: numpy values, the same partitioning on other devices, layouts, tracers.
+
+A donated source is really given up, which stock JAX does only for some of these moves.
+"""
+import inspect
+
+NAME = "device_put"
+
+# The releases that it was tried with. The client's part of ReshardArrays exists since 0.9.0.
+_FIRST, _LAST = (0, 10, 0), (0, 10, 2)
+RUNTIME = "proxy/landbridge"
+
+_HANDLER_PARAMETERS = ["xs", "shardings", "layouts", "copy_semantics"]
+_REORDER_PARAMETERS = ["x", "target_sharding", "copy"]
+
+
+def check():
+    import jaxlib.version
+    from jax._src import array, dispatch
+    from jax._src.interpreters import pxla
+
+    release = jaxlib.version.__version_info__[:3]
+    if not _FIRST <= release <= _LAST:
+        return (f"jaxlib {jaxlib.version.__version__} is not one that it is known to work with; device_put to another "
+                "partitioning goes through the client")
+    reorder = "_different_device_order_reshard"
+    for what, owner, name, parameters in (
+            ("the handler of jax.Array", pxla.shard_arg_handlers, array.ArrayImpl, _HANDLER_PARAMETERS),
+            (reorder, vars(dispatch), reorder, _REORDER_PARAMETERS)):
+        if name not in owner:
+            return f"{what} is missing"
+        found = list(inspect.signature(owner[name]).parameters)
+        if found != parameters:
+            return f"{what} takes {found}"
+    for owner, name in ((array, "_sharding_indices_and_eq"), (dispatch, "update_dp_aval"),
+                        (pxla, "global_aval_to_result_handler")):
+        if not hasattr(owner, name):
+            return f"{owner.__name__} has no {name}"
+    from jaxlib import _pathways
+    if not hasattr(_pathways, "_transfer_to_shardings"):
+        return "jaxlib._pathways has no _transfer_to_shardings"
+    return None
+
+
+def is_ours(sharding):
+    devices = sharding._internal_device_list
+    return len(devices) > 0 and devices[0].client.runtime_type.startswith(RUNTIME)
+
+
+def install():
+    import numpy as np
+    from jax._src import array, core, dispatch
+    from jax._src.interpreters import pxla
+    from jax._src.lib import xla_client as xc
+    from jaxlib import _pathways
+
+    donate_input = xc.ArrayCopySemantics.DONATE_INPUT
+    stock_handler = pxla.shard_arg_handlers[array.ArrayImpl]
+    stock_reorder = dispatch._different_device_order_reshard
+
+    def is_between_ours(x, sharding):
+        # Strings live in the proxy; what is deleted is told by stock JAX.
+        return (isinstance(x.dtype, np.dtype) and x.dtype.kind not in "TO" and not x.is_deleted()
+                and x.is_fully_addressable and sharding.is_fully_addressable
+                and is_ours(x.sharding) and is_ours(sharding)
+                and x.sharding._internal_device_list[0].client is sharding._internal_device_list[0].client)
+
+    def is_reshard(x, sharding, layout):
+        if layout is not None or not is_between_ours(x, sharding):
+            return False
+        try:
+            return not array._sharding_indices_and_eq(x.sharding, sharding, x.ndim)
+        except NotImplementedError:  # a kind of sharding that is known by its indices only
+            return False
+
+    def transfer(xs, shardings, donate):
+        return _pathways._transfer_to_shardings(tuple(xs), tuple(shardings), donate)
+
+    def shard_arg(xs, shardings, layouts, copy_semantics):
+        groups, rest, occurrences = {}, [], {}
+        for i, (x, sharding, layout, semantics) in enumerate(zip(xs, shardings, layouts, copy_semantics)):
+            if not is_reshard(x, sharding, layout):
+                rest.append(i)
+                continue
+            # Of one request all arrays are on the same devices.
+            key = (x.sharding._internal_device_list, x.sharding.memory_kind, semantics == donate_input)
+            groups.setdefault(key, []).append(i)
+            occurrences[id(x)] = occurrences.get(id(x), 0) + 1
+        if not groups:
+            return stock_handler(xs, shardings, layouts, copy_semantics)
+        # One that is moved to several places is given up when all have it.
+        given_up_last = {id(xs[i]): xs[i] for (_, _, donate), group in groups.items() if donate for i in group
+                         if occurrences[id(xs[i])] > 1}
+        results = [None] * len(xs)
+        for (_, _, donate), group in groups.items():
+            for give_up in (False, True) if donate else (False,):
+                part = [i for i in group if (donate and id(xs[i]) not in given_up_last) == give_up]
+                if not part:
+                    continue
+                for i, y in zip(part, transfer([xs[i] for i in part], [shardings[i] for i in part], give_up)):
+                    results[i] = y
+        if rest:
+            stock = stock_handler(*([values[i] for i in rest] for values in (xs, shardings, layouts, copy_semantics)))
+            for i, y in zip(rest, stock):
+                results[i] = y
+        for x in given_up_last.values():
+            x.delete()
+        return results
+
+    def different_device_order_reshard(x, target_sharding, copy):
+        if not is_between_ours(x, target_sharding):
+            return stock_reorder(x, target_sharding, copy)
+        aval = dispatch.update_dp_aval(core.typeof(x), target_sharding)
+        y, = transfer([x], [target_sharding], copy == donate_input)
+        return pxla.global_aval_to_result_handler(aval, target_sharding, True)(y)
+
+    shard_arg.__wrapped__ = stock_handler
+    different_device_order_reshard.__wrapped__ = stock_reorder
+    pxla.shard_arg_handlers[array.ArrayImpl] = shard_arg
+    dispatch._different_device_order_reshard = different_device_order_reshard

@@ -1,0 +1,235 @@
+"""jax.device_put between partitionings: the same on a cluster as on plain JAX, and without the client's help."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+
+from admin import Links
+from test_reshard import FIRST, KINDS, SECOND, lacking
+
+
+# What a program can see of device_put, as JSON: runs on plain JAX with eight CPU devices and on the cluster.
+PROGRAM = """
+    import json, warnings
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+
+    D = jax.devices()
+    assert len(D) == 8
+    seen = {}
+
+    def mesh(devices, shape=None, names=("x",)):
+        return Mesh(np.array(devices).reshape(shape or (len(devices),)), names)
+
+    def named(devices, spec, shape=None, names=("x",)):
+        return NamedSharding(mesh(devices, shape, names), spec)
+
+    def number(device):
+        return D.index(device)
+
+    def look(x):
+        if isinstance(x, (list, tuple)):
+            return [look(v) for v in x]
+        if isinstance(x, dict):
+            return {k: look(v) for k, v in x.items()}
+        if not isinstance(x, jax.Array):
+            return repr(x)
+        key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        data = np.asarray(jax.random.key_data(x) if key else x)
+        return {
+            "dtype": str(x.dtype), "shape": x.shape, "weak": bool(getattr(x.aval, "weak_type", False)), "committed": bool(x.committed),
+            "sharding": type(x.sharding).__name__, "spec": str(getattr(x.sharding, "spec", None)),
+            "memory": x.sharding.memory_kind if x.sharding.memory_kind == "pinned_host" else "device",
+            "devices": sorted(number(d) for d in x.devices()),
+            "shards": [[number(s.device), str(s.index),
+                        np.asarray(s.data).astype(np.complex128).sum().real.item()]
+                       for s in sorted(x.addressable_shards, key=lambda s: number(s.device))] if not key else None,
+            "values": data.astype(np.complex128).ravel().view(np.float64).tolist(),
+        }
+
+    def note(name, fn):
+        assert name not in seen, name
+        try:
+            seen[name] = look(fn())
+        except Exception as error:
+            seen[name] = [type(error).__name__, str(error).split("\\n")[0][:60]]
+
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    rows, columns, whole = (named(D[:4], s) for s in (P("x"), P(None, "x"), P()))
+    far = named(D[4:], P(None, "x"))
+    a = jax.jit(lambda v: v + 0, out_shardings=rows)(jax.device_put(x, rows))
+
+    note("P(x) to P()", lambda: jax.device_put(a, whole))
+    note("P(x) to P(None, x)", lambda: jax.device_put(a, columns))
+    note("to other devices", lambda: jax.device_put(a, far))
+    note("four to one, sharding", lambda: jax.device_put(a, SingleDeviceSharding(D[6])))
+    note("four to one, device", lambda: jax.device_put(a, D[1]))
+    note("four to two", lambda: jax.device_put(a, named(D[2:4], P("x"))))
+    note("four to eight", lambda: jax.device_put(a, named(D, P("x"))))
+    note("one to mesh", lambda: jax.device_put(jax.device_put(x, D[3]), far))
+    note("uncommitted to mesh", lambda: jax.device_put(jnp.arange(8) * 2, named(D[4:], P("x"))))
+    note("other order", lambda: jax.device_put(a, named(D[:4][::-1], P("x"))))
+    note("other order and spec", lambda: jax.device_put(a, named([D[2], D[0], D[3], D[1]], P(None, "x"))))
+    note("two axes", lambda: jax.device_put(a, named(D, P("y", "x"), (2, 4), ("x", "y"))))
+    note("partly replicated", lambda: jax.device_put(a, named(D, P("x"), (2, 4), ("x", "y"))))
+    note("same sharding", lambda: jax.device_put(a, rows))
+    note("same sharding is the same array", lambda: jax.device_put(a, rows) is a)
+    note("no device", lambda: jax.device_put(a))
+    note("scalar", lambda: jax.device_put(jax.device_put(jnp.float32(3), D[0]), whole))
+    note("weak type", lambda: jax.device_put(jax.device_put(jnp.asarray(2.5), D[0]), whole))
+    note("weak type, other order", lambda: jax.device_put(
+        jax.device_put(jnp.asarray(2), named(D[:2], P())), named(D[:2][::-1], P())))
+    note("empty", lambda: jax.device_put(jax.device_put(np.zeros((8, 0), np.int32), rows), named(D[4:], P())))
+    note("source lives", lambda: [jax.device_put(a, far), a])
+
+    for dtype in (np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4):
+        v = (np.arange(64) % 7).reshape(8, 8).astype(dtype)
+        note(f"dtype {np.dtype(dtype)}", lambda: jax.device_put(jax.device_put(v, rows), far))
+
+    tree = {"a": a, "b": [jax.device_put(x + 1, columns), x + 2], "c": (3, np.int32(4)), "d": jnp.ones(4)}
+    note("tree to one sharding", lambda: jax.device_put(tree, whole))
+    note("tree of shardings", lambda: jax.device_put(tree, {"a": far, "b": [rows, columns], "c": whole, "d": D[5]}))
+    note("tree prefix", lambda: jax.device_put(tree, {"a": far, "b": columns, "c": None, "d": D[5]}))
+    note("numpy", lambda: jax.device_put(x, far))
+    note("python number", lambda: jax.device_put(1.5, whole))
+    note("list", lambda: jax.device_put([1, 2.0, True], whole))
+
+    def donated(target, **options):
+        b = jax.jit(lambda v: v + 1, out_shardings=rows)(jax.device_put(x, rows))
+        c = jax.device_put(b, target, **options)
+        c.block_until_ready()
+        return c
+
+    note("donate", lambda: donated(far, donate=True))
+    note("donate to P()", lambda: donated(whole, donate=True))
+    note("may_alias", lambda: [donated(far, may_alias=True), donated(whole, may_alias=False), donated(rows, may_alias=True)])
+    note("donate and may_alias", lambda: donated(far, donate=True, may_alias=False))
+    note("the same array twice", lambda: jax.device_put([a, a], [far, whole]))
+
+    def fresh_copy():
+        b = jax.jit(lambda v: v + 1, out_shardings=rows)(jax.device_put(x, rows))
+        c = jax.device_put(b, rows, may_alias=False)
+        c.delete()
+        return b
+
+    note("may_alias=False is a copy", fresh_copy)
+
+    keys = jax.random.split(jax.random.key(7), 8)
+    note("typed keys", lambda: jax.device_put(keys, named(D[4:], P("x"))))
+    note("typed keys, mesh to mesh", lambda: jax.device_put(jax.device_put(keys, named(D[:4], P("x"))), named(D[2:4], P())))
+    note("keys draw the same", lambda: jax.random.uniform(jax.device_put(keys, named(D[4:], P()))[3], (3,)))
+
+    note("inside jit", lambda: jax.jit(lambda v: jax.device_put(v, columns) * 2)(a))
+    note("with_sharding_constraint", lambda: jax.jit(lambda v: jax.lax.with_sharding_constraint(v, columns) + 1)(a))
+    note("grad through device_put", lambda: jax.grad(lambda v: jax.device_put(v * v, SingleDeviceSharding(D[0])).sum())(
+        jax.device_put(x, D[0])))
+    note("vmap of device_put", lambda: jax.vmap(lambda v: jax.device_put(v, D[0]) + 1)(jax.device_put(x, D[0])))
+    note("program argument", lambda: jax.jit(lambda v: v * 3, in_shardings=columns)(jnp.asarray(x)))
+    note("used afterwards", lambda: jax.jit(lambda v: v @ v.T)(jax.device_put(a, far)))
+    note("pinned host", lambda: jax.device_put(a, far.with_memory_kind("pinned_host")))
+
+    def gone():
+        b = jax.device_put(x, rows) + 0
+        b.delete()
+        return jax.device_put(b, far)
+
+    note("deleted", gone)
+    note("uneven", lambda: jax.device_put(jax.device_put(np.arange(7.0), D[0]), named(D[:4], P("x"))))
+    note("rank", lambda: jax.device_put(jax.device_put(np.float32(1), D[0]), named(D[:4], P("x"))))
+    note("not a device", lambda: jax.device_put(a, "cpu"))
+    note("tree mismatch", lambda: jax.device_put({"a": a}, {"b": far}))
+    print(json.dumps(seen))
+"""
+
+
+def run(env):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], env=env, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain():
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "XLA_"))}
+    return run({**env, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+                "PJRT_NPROC": "16"})[0]
+
+
+def different(plain, found):
+    assert plain.keys() == found.keys()
+    return {k: (plain[k], found[k]) for k in plain if plain[k] != found[k]}
+
+
+def test_same_as_plain_jax(cluster, plain):
+    found, errors = run(cluster.env())
+    assert "left out" not in errors
+    assert different(plain, found) == {}
+
+
+def test_the_option_turns_it_off(cluster, plain):
+    """And then values are the same too: the value takes the long way. Moves that need a program over both slices do not
+    work without it."""
+    found, errors = run(cluster.env(LANDBRIDGE_PATCHES="-device_put"))
+    assert set(different(plain, found)) <= {"other order and spec"}, set(different(plain, found))
+
+
+CASES = {
+    "P(x) to P()": (KINDS["rows"](FIRST), KINDS["replicated"](FIRST)),
+    "P(x) to P(None, x)": (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(FIRST), ("x",)), P(None, "x"))),
+    "four to one": (KINDS["rows"](FIRST), SingleDeviceSharding(SECOND[1])),
+    "four to two": (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(SECOND[:2]), ("x",)), P("x"))),
+    "one to mesh": (SingleDeviceSharding(FIRST[0]), KINDS["two axes"](SECOND)),
+    "other devices": (KINDS["two axes"](FIRST), KINDS["permuted"](SECOND)),
+    "other order over both slices": (KINDS["rows"](FIRST + SECOND), KINDS["rows"](SECOND + FIRST)),
+    "replicated to replicated": (KINDS["replicated"](FIRST), KINDS["replicated"](SECOND)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_byte_goes_through_the_proxy(cluster, name):
+    source, target = CASES[name]
+    x = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    a = jax.device_put(x, source)
+    jax.block_until_ready(a)
+    links = Links(cluster)
+    before, proxy = links.bytes(), cluster.status()["proxy"]["tensor_bytes"]
+    b = jax.device_put(a, target)
+    jax.block_until_ready(b)
+    assert links.since(before) == lacking(source, target, x.shape, 4)
+    assert cluster.status()["proxy"]["tensor_bytes"] == proxy
+    np.testing.assert_array_equal(np.asarray(b), x)
+
+
+def test_donation_is_real_and_told_to_python():
+    source = KINDS["rows"](FIRST)
+    for target in (KINDS["permuted"](SECOND), KINDS["replicated"](FIRST)):
+        a = jax.device_put(np.ones((8, 8), np.float32), source)
+        b = jax.device_put(a, target, donate=True)
+        assert a.is_deleted()
+        np.testing.assert_array_equal(np.asarray(b), np.ones((8, 8)))
+
+
+def test_one_array_donated_to_several_places():
+    a = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), KINDS["rows"](FIRST))
+    b, c = jax.device_put([a, a], [KINDS["permuted"](SECOND), KINDS["replicated"](SECOND)], donate=True)
+    np.testing.assert_array_equal(np.asarray(b), np.asarray(c))
+    assert a.is_deleted()
+
+
+def test_a_poisoned_array_stays_poisoned():
+    bad = jax.jit(lambda v: v + 1)
+    a = jax.device_put(np.ones((8, 8), np.float32), KINDS["rows"](FIRST))
+    a.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        jax.device_put(a, KINDS["permuted"](SECOND))
+    with pytest.raises(RuntimeError, match="deleted"):
+        bad(a)
