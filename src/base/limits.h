@@ -49,6 +49,9 @@ constexpr int kRankMax = 64;
 constexpr int kDevicesMax = 65'536;
 constexpr size_t kReshardPiecesMax = 1'000'000;         // of one plan (sharding/reshard.h)
 
+constexpr DurationNs kInitPatience = 3 * kSecond;       // a client without devices hears why; it tries again by itself
+constexpr int kClientMessageBytesMax = 1 << 30;         // one request: a program with its constants
+
 // --- Host buffers.
 constexpr size_t kInlineBytesMax = 64u << 10;           // smaller uploads and reads ride on the control stream
 constexpr size_t kStoreWithoutDestinationBytesMax = 4u << 20;   // per Store, before its request is here
@@ -94,6 +97,8 @@ constexpr DurationNs kLaunchAgeMax = 1 * kSecond;       // runnable for so long:
 constexpr size_t kWorkerNodesMax = 65'536;              // unfinished nodes; a controller that sends more is mistaken
 constexpr size_t kExplainedNodesMax = 256;              // of each kind, in the answer to Explain
 constexpr size_t kExplainedReasonsMax = 16;             // per node
+constexpr DurationNs kExplainPatience = 1 * kSecond;    // the proxy answers without the workers that are silent for so long
+constexpr size_t kExplainsOpenMax = 64;                 // at one proxy
 
 constexpr DurationNs kQuarantineMax = 2 * kSecond;      // then a fenced proxy that holds up cancelled pulls is closed
 constexpr int64_t kImagesStagedBytesMax = int64_t{256} << 20;  // host copies of uploads on their way; one more at least

@@ -144,7 +144,8 @@ void HolderLease::LoseMember(VirtualSlice ref, Slice& slice, int index, const st
   member.up = false;
   sink_->MemberLost(lost, absl::DataLossError(absl::StrCat(
                               "slice ", ref.index, " (", slice.grant->slice.ToString(), ") lost worker ",
-                              member.info.name(), " on ", member.info.host(), " (", member.incarnation.ToString(), "): ", reason)));
+                              member.info.name(), " on ", member.info.host(), " (", member.incarnation.ToString(), "): ", reason,
+                              member.info.log_place().empty() ? "" : "; its log there: ", member.info.log_place())));
 }
 
 void HolderLease::LoseSlice(VirtualSlice ref, Slice& slice, const std::string& reason, TimeNs now) {
@@ -178,7 +179,8 @@ void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
     if (!refused_.empty()) sink_->Refused(refused_);
   }
 
-  const bool sane = !update.slice_type().empty() && update.slice_count() > 0 && update.workers_per_slice() > 0 &&
+  // A proxy that is refused never gets a slice: its clients hear why instead of seeing devices.
+  const bool sane = refused_.empty() && !update.slice_type().empty() && update.slice_count() > 0 && update.workers_per_slice() > 0 &&
                     update.devices_per_worker() > 0 && update.slice_count() <= limits::kDevicesMax &&
                     update.workers_per_slice() <= limits::kDevicesMax;
   if (sane) {

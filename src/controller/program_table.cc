@@ -243,4 +243,9 @@ absl::Status CheckArgument(const ExecutableInfo& info, const Placement& placemen
   return absl::OkStatus();
 }
 
+std::string ProgramTable::NameOf(ExecutableId program) const {
+  auto it = programs_.find(program);
+  return it == programs_.end() ? "" : it->second->compiled->info.name();
+}
+
 }  // namespace landbridge::ctl

@@ -73,6 +73,8 @@ class ProgramTable {
 
   size_t size() const { return executables_.size(); }
   size_t of(SessionId session) const;
+  // As the client calls it; empty if unknown.
+  std::string NameOf(ExecutableId program) const;
 
  private:
   absl::StatusOr<Placement> MakePlacement(const ProgramImage& compiled, std::vector<DeviceId> devices) const;

@@ -78,6 +78,8 @@ class ProxyProcess : private ControllerSink {
   Member* Find(const MemberRef& ref);
   void AddAdminAnswers();
   nlohmann::json Status();
+  nlohmann::json Slices() const;
+  void Explain(AdminTable::Answer answer);
 
   ProxyOptions options_;
   Loop loop_;
@@ -98,6 +100,12 @@ class ProxyProcess : private ControllerSink {
   uint64_t losses_ = 0;
   uint64_t work_done_ = 0;           // grows with every frame sent and report taken
   MemoryTrimmer trimmer_;
+  struct Explaining {
+    AdminTable::Answer answer;
+    Loop::TimerId limit = 0;
+  };
+  absl::flat_hash_map<RequestId, Explaining> explaining_;
+  uint64_t next_explain_ = 1;
   std::vector<Incarnation> dirty_;   // members with something to send
   absl::Status failure_;
 };

@@ -36,7 +36,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
 }
 
 GrpcService::GrpcService(GrpcServiceHooks hooks, std::shared_ptr<HostBuffers> buffers,
-                         dataplane::DataPlane* data_plane, std::string shared_directory)
+                         dataplane::DataPlane* data_plane, std::shared_ptr<SharedDirectory> shared_directory)
     : hooks_(std::move(hooks)), buffers_(std::move(buffers)), data_plane_(data_plane),
       shared_directory_(std::move(shared_directory)) {}
 
@@ -57,8 +57,13 @@ grpc::Status GrpcService::IfrtSession(grpc::ServerContext* context,
     return ToGrpc(absl::InvalidArgumentError("IfrtSession without its metadata header"));
   }
   if (absl::Status status = CheckVersion(metadata.version()); !status.ok()) return ToGrpc(status);
-  absl::StatusOr<std::shared_ptr<SessionPipe>> opened =
-      hooks_.open(PeerHost(context->peer()), metadata.version().protocol_version());
+  ClientHello hello{PeerHost(context->peer()), metadata.version().protocol_version(), ""};
+  const auto& data = metadata.initialization_data().attributes();
+  if (auto folder = data.find(kSharedFolderKey); folder != data.end()) {
+    hello.shared_folder = folder->second.string_value();
+    if (absl::Status status = SharedDirectory::CheckFolder(hello.shared_folder); !status.ok()) return ToGrpc(status);
+  }
+  absl::StatusOr<std::shared_ptr<SessionPipe>> opened = hooks_.open(std::move(hello));
   if (!opened.ok()) return ToGrpc(opened.status());
   const std::shared_ptr<SessionPipe> pipe = *std::move(opened);
 
@@ -105,16 +110,13 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GrpcService::HostBufferLookup(grpc::
 grpc::ServerUnaryReactor* GrpcService::HostBufferReadFromDisk(grpc::CallbackServerContext* context,
                                                               const proxy::GrpcHostBufferReadFromDiskRequest* request,
                                                               proxy::GrpcHostBufferReadFromDiskResponse*) {
-  if (shared_directory_.empty()) {
-    return Answer(context, absl::UnimplementedError("This server has no shared directory for uploads; unset "
-                                                    "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"));
-  }
   const auto& metadata = request->metadata();
+  const std::string peer = PeerHost(context->peer());
   absl::StatusOr<std::shared_ptr<const char>> bytes =
-      MapUploadedFile(shared_directory_, metadata.handle(), metadata.buffer_size());
+      shared_directory_->Map(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size());
   if (!bytes.ok()) return Answer(context, bytes.status());
-  return Answer(context, buffers_->StoreMapped(metadata.session_id(), PeerHost(context->peer()), metadata.handle(),
-                                               metadata.buffer_size(), *std::move(bytes)));
+  return Answer(context, buffers_->StoreMapped(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size(),
+                                               *std::move(bytes)));
 }
 
 grpc::ServerUnaryReactor* GrpcService::HostBufferDelete(grpc::CallbackServerContext* context,

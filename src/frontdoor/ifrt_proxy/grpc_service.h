@@ -14,13 +14,21 @@
 #include "dataplane/data_plane.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
+#include "frontdoor/ifrt_proxy/shared_directory.h"
 #include "proto/ifrt_proxy/grpc_ifrt_service.grpc.pb.h"
 
 namespace landbridge {
 
+// What a client says of itself at the start of its session.
+struct ClientHello {
+  std::string peer;                    // its host
+  int protocol_version = 0;
+  std::string shared_folder;           // see SharedDirectory
+};
+
 struct GrpcServiceHooks {
   // A client wants a session; from any thread. Its requests come through the pipe until SessionClosed.
-  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(const std::string& peer, int protocol_version)> open;
+  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(ClientHello hello)> open;
   std::function<void(const std::shared_ptr<SessionPipe>&)> closed;
   std::function<void(RequestId)> release_read;
 };
@@ -35,7 +43,7 @@ using GrpcServiceBase = xla::ifrt::proxy::GrpcIfrtService::WithRawCallbackMethod
 class GrpcService final : public GrpcServiceBase {
  public:
   GrpcService(GrpcServiceHooks hooks, std::shared_ptr<HostBuffers> buffers, dataplane::DataPlane* data_plane,
-              std::string shared_directory);
+              std::shared_ptr<SharedDirectory> shared_directory);
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
                                        const xla::ifrt::proxy::GrpcGetVersionRequest* request,
@@ -58,7 +66,7 @@ class GrpcService final : public GrpcServiceBase {
   const GrpcServiceHooks hooks_;
   const std::shared_ptr<HostBuffers> buffers_;
   dataplane::DataPlane* const data_plane_;
-  const std::string shared_directory_;
+  const std::shared_ptr<SharedDirectory> shared_directory_;
 };
 
 // The host of a gRPC peer name: "ipv4:10.0.0.1:5000" -> "ipv4:10.0.0.1".
