@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 CREDENTIALS = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 TIMEOUT = "PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"
+DEFAULT_TIMEOUT_S = 120  # of the stock client
 
 
 class TargetError(RuntimeError):
@@ -54,22 +55,29 @@ def connection_timeout():
 def make_client():
     import jax
     from jax.extend.backend import ifrt_proxy
+    from landbridge import connecting, shared_folder
 
     target = checked_target(jax.config.read("jax_backend_target"))
     options = ifrt_proxy.ClientConnectionOptions()
     seconds = connection_timeout()
     if seconds is not None:
         options.connection_timeout_in_seconds = seconds
+    folder = shared_folder.take()
     # Tells the server which extras this client understands. (No on_disconnect callback: one that is still set
     # when the interpreter exits aborts the process.)
     from landbridge import scheduling
     options.initialization_data = {"landbridge_package": __version__.encode(), **scheduling.session_wishes()}
+    if folder is not None:
+        options.initialization_data = {**options.initialization_data, shared_folder.KEY: folder.encode()}
     try:
-        return ifrt_proxy.get_client(target, options)
+        with connecting.said_aloud(target, seconds or DEFAULT_TIMEOUT_S):
+            return ifrt_proxy.get_client(target, options)
     except Exception as error:
+        shared_folder.give_back(folder)
+        hint = connecting.hint(str(error))
         raise RuntimeError(
-            f"cannot reach a Landbridge proxy at {target}: {error}. Is the cluster up (`landbridge status`), and "
-            "is the port the proxy's?") from error
+            f"cannot reach a Landbridge proxy at {target}: {error}.{' ' + hint if hint else ''} `landbridge status` shows "
+            "local clusters and the logs of their servers; the log of the proxy says what it waits for.") from error
 
 
 def initialize():

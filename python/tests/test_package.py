@@ -3,11 +3,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 
-from landbridge import host_memory, jax_plugin, local, patches
+from landbridge import connecting, host_memory, jax_plugin, local, patches, shared_folder
 from landbridge.patches import strides
 
 
@@ -244,3 +245,44 @@ exit 0
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0].startswith("up --json") and "--slices 2" in calls[0] and calls[0].endswith("--port 5")
     assert calls[1] == "down --state /s"
+
+
+def test_addresses_of_targets():
+    assert connecting.host_and_port("grpc://h:29000") == ("h", 29000)
+    assert connecting.host_and_port("grpc://[::1]:29000") == ("::1", 29000)
+    for other in ("grpc://unix:/tmp/x", "grpc://dns:///h:1", "grpc://h"):
+        assert connecting.host_and_port(other) is None
+
+
+def test_hints():
+    assert "is the cluster up?" in connecting.hint("UNAVAILABLE: ... Connection refused")
+    for text in ("Failed parsing HTTP/2", "connection attempt timed out before receiving SETTINGS frame", "Socket closed"):
+        assert "no Landbridge proxy" in connecting.hint(text)
+    assert connecting.hint("UNAVAILABLE: this proxy has no devices yet: ... Connection refused") == ""
+    assert connecting.hint("something else") == ""
+
+
+def test_waiting_is_said_aloud(monkeypatch, caplog):
+    monkeypatch.setattr(connecting, "SAY_AFTER_S", 0.01)
+    said = threading.Event()
+    stock = connecting.logger.warning
+    monkeypatch.setattr(connecting.logger, "warning", lambda *args: (stock(*args), said.set()))
+    with connecting.said_aloud("grpc://127.0.0.1:1", 120):
+        assert said.wait(20)
+    assert ("waiting for a Landbridge proxy at grpc://127.0.0.1:1 (nothing listens there (connection refused)); "
+            "gives up after 120 s") in caplog.text
+
+
+def test_each_client_has_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.delenv(shared_folder.DIRECTORY, raising=False)
+    assert shared_folder.take() is None
+    monkeypatch.setenv(shared_folder.DIRECTORY, str(tmp_path))
+    first = shared_folder.take()
+    assert os.environ[shared_folder.DIRECTORY] == str(tmp_path / first) and (tmp_path / first).is_dir()
+    second = shared_folder.take()           # as a child process that inherits the variable
+    assert second != first and (tmp_path / second).is_dir()
+    shared_folder.give_back(second)
+    assert os.environ[shared_folder.DIRECTORY] == str(tmp_path) and not (tmp_path / second).exists()
+    monkeypatch.setenv(shared_folder.DIRECTORY, str(tmp_path / "none"))
+    with pytest.raises(shared_folder.SharedFolderError, match="--shared_transfer_directory"):
+        shared_folder.take()

@@ -50,6 +50,9 @@ constexpr int kRankMax = 64;
 constexpr int kDevicesMax = 65'536;
 constexpr size_t kReshardPiecesMax = 1'000'000;         // of one plan (sharding/reshard.h)
 
+constexpr DurationNs kInitPatience = 3 * kSecond;       // a client without devices hears why; it tries again by itself
+constexpr int kClientMessageBytesMax = 1 << 30;         // one request: a program with its constants
+
 // --- Host buffers.
 constexpr size_t kInlineBytesMax = 64u << 10;           // smaller uploads and reads ride on the control stream
 constexpr size_t kStoreWithoutDestinationBytesMax = 4u << 20;   // per Store, before its request is here
@@ -117,6 +120,8 @@ constexpr size_t kGraphNodesPerWorkerMax = 16'384;      // in the answer to a qu
 constexpr size_t kGraphEdgesPerNodeMax = 64;
 constexpr size_t kExplainedNodesMax = 256;              // of each kind, in the answer to Explain
 constexpr size_t kExplainedReasonsMax = 16;             // per node
+constexpr DurationNs kExplainPatience = 1 * kSecond;    // the proxy answers without the workers that are silent for so long
+constexpr size_t kExplainsOpenMax = 64;                 // at one proxy
 
 constexpr int64_t kImagesStagedBytesMax = int64_t{256} << 20;  // host copies of uploads on their way; one more at least
 constexpr DurationNs kPullRetryTime = 10 * kSecond;     // a pull whose connection broke is tried again for so long

@@ -16,6 +16,8 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 void InitLog(absl::string_view process_name);
 void SetLogLevel(LogLevel level);
 bool LogEnabled(LogLevel level);
+// Where the lines go, for messages: the path of the file, or "the standard error of NAME (pid N)".
+std::string LogPlace();
 void LogLine(LogLevel level, absl::string_view text);
 
 template <typename... Args>

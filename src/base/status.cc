@@ -15,6 +15,13 @@ absl::Status AddContext(const absl::Status& status, absl::string_view context) {
   return result;
 }
 
+absl::Status AddToEnd(const absl::Status& status, absl::string_view text) {
+  if (status.ok()) return status;
+  absl::Status result(status.code(), absl::StrCat(status.message(), text));
+  status.ForEachPayload([&](absl::string_view key, const absl::Cord& value) { result.SetPayload(key, value); });
+  return result;
+}
+
 std::string FilterForeignText(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"DATA_LOSS", "data loss"},
                                     {"INTERNAL", "internal"},

@@ -19,6 +19,9 @@ namespace landbridge {
 // The same code and payloads, with "context: " in front of the message.
 absl::Status AddContext(const absl::Status& status, absl::string_view context);
 
+// The same code and payloads, with `text` behind the message.
+absl::Status AddToEnd(const absl::Status& status, absl::string_view text);
+
 // Text that comes from a plugin or another library, with the four words that pathwaysutils takes for a
 // lost slice spelled apart, e.g. "NOT_FOUND" -> "not found".
 std::string FilterForeignText(absl::string_view text);

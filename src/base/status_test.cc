@@ -15,6 +15,16 @@ TEST(StatusTest, ContextKeepsCodeAndPayload) {
   EXPECT_TRUE(AddContext(absl::OkStatus(), "x").ok());
 }
 
+TEST(StatusTest, WhatIsAddedToTheEndKeepsCodeAndPayload) {
+  absl::Status status = absl::AbortedError("late");
+  status.SetPayload("k", absl::Cord("v"));
+  absl::Status with = AddToEnd(status, " [log: x]");
+  EXPECT_EQ(with.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(with.message(), "late [log: x]");
+  EXPECT_EQ(*with.GetPayload("k"), absl::Cord("v"));
+  EXPECT_TRUE(AddToEnd(absl::OkStatus(), "x").ok());
+}
+
 TEST(StatusTest, ForeignTextNeverLooksLikeALostSlice) {
   for (const char* word : {"DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED"}) {
     std::string text = std::string("XLA says ") + word + ": oops " + word;

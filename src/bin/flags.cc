@@ -48,6 +48,10 @@ void Flags::Add(std::string name, bool* value, std::string help) {
 void Flags::AddIgnored(std::string name, std::string why) {
   flags_.push_back({std::move(name), Kind::kIgnored, nullptr, std::move(why), ""});
 }
+void AddScratchLocation(Flags* flags) {
+  flags->AddIgnored("gcs_scratch_location",
+                    "nothing is written there: executables are cached in the proxy's memory, and state is not suspended");
+}
 void Flags::AddPrefix(std::string prefix, std::vector<std::string>* whole, std::string help) {
   prefixes_.push_back({std::move(prefix), whole, std::move(help)});
 }
@@ -83,7 +87,8 @@ absl::Status Flags::Set(const Flag& flag, absl::string_view text) {
       }
       return absl::OkStatus();
     case Kind::kIgnored:
-      notices_.push_back(absl::StrCat("--", flag.name, "=", text, " has no effect: ", flag.help));
+      notices_.push_back(
+          absl::StrCat("--", flag.name, text.empty() ? "" : "=", text, " has no effect: ", flag.help));
       return absl::OkStatus();
   }
   return absl::OkStatus();
@@ -132,6 +137,10 @@ absl::Status Flags::Parse(int argc, char** argv) {
       const Flag* negated = Find(name.substr(2));
       if (negated != nullptr && negated->kind == Kind::kBool) {
         *static_cast<bool*>(negated->value) = false;
+        continue;
+      }
+      if (negated != nullptr && negated->kind == Kind::kIgnored) {
+        if (absl::Status status = Set(*negated, "false"); !status.ok()) return status;
         continue;
       }
     }

@@ -49,6 +49,8 @@ TEST(FlagsTest, FormsThatPathwaysManifestsUse) {
   EXPECT_THAT(p.xla, ElementsAre("--xla_dump_to=/tmp/x", "--xla_cpu_foo"));
   EXPECT_THAT(p.notices, ElementsAre(HasSubstr("megascale_port=9 has no effect")));
   EXPECT_FALSE(Parse({"--noenable_metrics_collection"}).metrics);
+  EXPECT_THAT(Parse({"--megascale_port"}).notices, ElementsAre(HasSubstr("--megascale_port has no effect")));
+  EXPECT_THAT(Parse({"--nomegascale_port"}).notices, ElementsAre(HasSubstr("--megascale_port=false has no effect")));
   EXPECT_FALSE(Parse({"--enable_metrics_collection=false"}).metrics);
 }
 

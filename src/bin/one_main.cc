@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/log.h"
 #include "bin/flags.h"
+#include "bin/plugin_flag.h"
 #include "env/clock.h"
 #include "env/loop.h"
 #include "env/process_tuning.h"
@@ -79,11 +80,9 @@ int Main(int argc, char** argv) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
   }
-  if (plugin.empty()) {
-    absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();
-    if (!found.ok()) return fail(std::string(found.status().message()));
-    plugin = *found;
-  }
+  absl::StatusOr<std::string> found = FindPlugin(plugin);
+  if (!found.ok()) return fail(std::string(found.status().message()));
+  plugin = *found;
   absl::StatusOr<InstanceType> type = ParseInstanceType(instance_type);
   if (!type.ok()) return fail(std::string(type.status().message()));
   manager.type = *type;

@@ -11,10 +11,10 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "bin/flags.h"
+#include "bin/plugin_flag.h"
 #include "cluster/grant.h"
 #include "env/connection.h"
 #include "env/process_tuning.h"
-#include "pjrt/plugin.h"
 #include "proxy/proxy_process.h"
 
 namespace landbridge {
@@ -57,11 +57,11 @@ int Main(int argc, char** argv) {
   InitLog("landbridge-proxy");
   TuneProcess();
   ProxyOptions options;
-  std::string resource_manager, listen_host = "127.0.0.1", plugin, scratch, sidecar;
+  std::string resource_manager, listen_host = "127.0.0.1", plugin;
   int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
-          compile_children = 2, elastic_slices = 0, activation_budget = kActivationBudgetDefault;
+          compile_children = 2, activation_budget = kActivationBudgetDefault;
   std::string policy = "client_order", dispatch = "parallel";
-  bool insecure_network = false, metrics = false, test_faults = false, insecure_credentials = true;
+  bool insecure_network = false, test_faults = false;
   std::vector<std::string> xla_flags;
   const char* shared = std::getenv("IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
   if (shared == nullptr) shared = std::getenv("IFRT_PROXY_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
@@ -94,11 +94,11 @@ int Main(int argc, char** argv) {
   flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
   flags.Add("lease_ms", &lease_ms, "Lease: a silent worker (or proxy) is given up after this long. 0: 2400.");
   flags.Add("heartbeat_ms", &heartbeat_ms, "Pause between heartbeats. 0: 250.");
-  flags.Add("gcs_scratch_location", &scratch, "Folder for compiler logs and caches (a local path or file://).");
-  flags.Add("num_elastic_slices", &elastic_slices, "How many slices may be missing.");
-  flags.Add("enable_metrics_collection", &metrics, "Metrics are always on: the admin port answers them.");
+  AddScratchLocation(&flags);
+  flags.AddIgnored("num_elastic_slices", "slices may be missing at any time: what needs one waits for it");
+  flags.AddIgnored("enable_metrics_collection", "metrics are always on");
   flags.Add("enable_test_faults", &test_faults, "Lets tests make the compiler process crash, loop or eat memory.");
-  flags.Add("use_insecure_credentials", &insecure_credentials, "The only kind that open clients have.");
+  flags.AddIgnored("use_insecure_credentials", "they are the only kind that open clients have");
   flags.AddIgnored("sidecar_name", "colocated Python runs in the client for now");
   flags.AddIgnored("enable_gcs_olm", "there is no bucket to set a lifecycle rule on");
   flags.AddIgnored("vmodule", "use LANDBRIDGE_LOG_LEVEL=debug");
@@ -138,11 +138,9 @@ int Main(int argc, char** argv) {
   if (absl::Status status = SetScheduling(policy, activation_budget, dispatch, &options); !status.ok()) {
     return fail(std::string(status.message()));
   }
-  if (plugin.empty()) {
-    absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();
-    if (!found.ok()) return fail(std::string(found.status().message()));
-    plugin = *found;
-  }
+  absl::StatusOr<std::string> found = FindPlugin(plugin);
+  if (!found.ok()) return fail(std::string(found.status().message()));
+  plugin = *found;
   options.cluster_secret = TakeClusterSecret();
   options.compile.plugin_path = plugin;
   options.compile.child_count = static_cast<int>(compile_children);

@@ -13,8 +13,10 @@
 #include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "bin/flags.h"
+#include "bin/plugin_flag.h"
 #include "cluster/admin.h"
 #include "cluster/grant.h"
+#include "env/clock.h"
 #include "env/connection.h"
 #include "env/file.h"
 #include "env/process_tuning.h"
@@ -37,12 +39,14 @@ constexpr int kExitUsage = 2;
 constexpr int kExitRestart = 75;  // a new life is needed: the launcher should start this worker again
 constexpr int kDevicesDefault = 4;
 constexpr DurationNs kAskTimeout = 2 * kSecond;
+constexpr DurationNs kAskPause = 200 * kMillisecond;
+constexpr DurationNs kAskSayEvery = 10 * kSecond;
 
 struct ServerFlags {
   std::string node_type;
   int64_t server_port = -1;
-  std::string resource_manager_address, listen_address = "127.0.0.1", bind_address, port_file, scratch;
-  bool insecure_network = false, metrics = true, test_unordered_launches = false;
+  std::string resource_manager_address, listen_address = "127.0.0.1", bind_address, port_file;
+  bool insecure_network = false, test_unordered_launches = false;
   int64_t lease_ms = 0, heartbeat_ms = 0;
   // Resource manager.
   std::string instance_type = "cpu:4";
@@ -50,7 +54,6 @@ struct ServerFlags {
   // Worker.
   std::string plugin, worker_name;
   int64_t devices = 0, device_memory_limit = 0, drain_grace_ms = 30'000, slice_hint = -1;
-  std::string premapped_buffer_size;
   std::vector<std::string> xla_flags;
 };
 
@@ -81,9 +84,9 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->Add("drain_grace_ms", &f->drain_grace_ms, "Worker: after SIGTERM the holder has this long to leave.");
   flags->Add("test_unordered_launches", &f->test_unordered_launches,
              "Worker, for tests only: issue launches in no order, so that collectives on overlapping groups stall.");
-  flags->Add("gcs_scratch_location", &f->scratch, "Folder for caches and suspended state (a local path or file://).");
-  flags->Add("enable_metrics_collection", &f->metrics, "Metrics are always on: `landbridge status` asks for them.");
-  flags->Add("tpu_premapped_buffer_size", &f->premapped_buffer_size, "Worker: taken for TPU manifests.");
+  AddScratchLocation(flags);
+  flags->AddIgnored("enable_metrics_collection", "metrics are always on");
+  flags->AddIgnored("tpu_premapped_buffer_size", "host memory is taken as it is needed");
   flags->AddIgnored("tpu_pinned_host_allocation_recycle", "host memory is always re-used");
   flags->AddIgnored("cloud_pathways_sidecar_shm_directory", "colocated Python runs in the client for now");
   flags->AddIgnored("enable_gcs_olm", "there is no bucket to set a lifecycle rule on");
@@ -96,46 +99,27 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->AddPrefix("xla_", &f->xla_flags, "Worker: added to XLA_FLAGS before the plugin is loaded.");
 }
 
-std::string Output(const std::string& command) {
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return "";
-  std::string out;
-  char buffer[1024];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) out.append(buffer, n);
-  ::pclose(pipe);
-  return std::string(absl::StripAsciiWhitespace(out));
-}
-
-absl::StatusOr<std::string> FindPlugin(const std::string& named) {
-  if (!named.empty()) return named;
-  absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();
-  if (found.ok() || std::getenv("LANDBRIDGE_PJRT_PLUGIN") != nullptr) return found;
-  const std::string folders =
-      Output("python3 -c 'import site, sys; print(\"\\n\".join(sys.path + site.getsitepackages()))' 2>/dev/null");
-  std::vector<std::string> packages;
-  for (absl::string_view rest = folders; !rest.empty();) {
-    const size_t end = rest.find('\n');
-    if (end != 0) packages.emplace_back(rest.substr(0, end));
-    rest = end == absl::string_view::npos ? "" : rest.substr(end + 1);
+// What a resource manager answers, or why whoever is there is none.
+absl::StatusOr<int> DeviceCountOf(const std::string& resource_manager) {
+  auto answer = AskAdmin(resource_manager, {{"what", "status"}}, kAskTimeout);
+  if (!answer.ok()) return answer.status();
+  if (!answer->is_object() || answer->value("role", "") != "resource_manager") {
+    return absl::UnavailableError("another process of Landbridge listens there, no resource manager");
   }
-  return pjrt::DefaultCpuPluginPath(packages);
+  const int64_t count = answer->value("devices_per_worker", int64_t{0});
+  return count > 0 ? static_cast<int>(count) : kDevicesDefault;
 }
 
 // Asks the resource manager, for as long as it takes.
 int AskDeviceCount(const std::string& resource_manager) {
-  bool said = false;
-  while (true) {
-    auto answer = AskAdmin(resource_manager, {{"what", "status"}}, kAskTimeout);
-    if (answer.ok()) {
-      const int64_t count = answer->value("devices_per_worker", int64_t{0});
-      return count > 0 ? static_cast<int>(count) : kDevicesDefault;
-    }
-    if (!said) {
-      LogInfo("waiting for the resource manager at ", resource_manager, " to say how many devices a worker has (",
-              answer.status().message(), ")");
-    }
-    said = true;
-    ::usleep(200'000);
+  Clock& clock = MonotonicClock();
+  for (TimeNs said = 0;; ::usleep(static_cast<useconds_t>(kAskPause / kMicrosecond))) {
+    absl::StatusOr<int> count = DeviceCountOf(resource_manager);
+    if (count.ok()) return *count;
+    if (said != 0 && clock.Now() - said < kAskSayEvery) continue;
+    said = clock.Now();
+    LogInfo("waiting for the resource manager at ", resource_manager, " to say how many devices a worker has (",
+            count.status().message(), ")");
   }
 }
 

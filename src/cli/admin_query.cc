@@ -4,9 +4,10 @@
 
 namespace landbridge::cli {
 
-absl::StatusOr<nlohmann::json> QueryServer(const std::string& address, std::chrono::milliseconds timeout) {
+absl::StatusOr<nlohmann::json> QueryServer(const std::string& address, std::chrono::milliseconds timeout,
+                                           const std::string& what) {
   if (address.empty()) return absl::UnavailableError("it does not answer questions yet");
-  return AskAdmin(address, {{"what", "status"}}, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count());
+  return AskAdmin(address, {{"what", what}}, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count());
 }
 
 }  // namespace landbridge::cli

@@ -11,8 +11,9 @@
 
 namespace landbridge::cli {
 
-// What the server says about itself, as JSON. `address` is where it answers questions ("host:port"). UNAVAILABLE when
-// it does not answer within `timeout`.
-absl::StatusOr<nlohmann::json> QueryServer(const std::string& address, std::chrono::milliseconds timeout);
+// What the server answers to {"what": `what`}, as JSON. `address` is where it answers questions ("host:port").
+// UNAVAILABLE when it does not answer within `timeout`.
+absl::StatusOr<nlohmann::json> QueryServer(const std::string& address, std::chrono::milliseconds timeout,
+                                           const std::string& what = "status");
 
 }  // namespace landbridge::cli

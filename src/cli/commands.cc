@@ -17,11 +17,13 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/cluster_state.h"
+#include "cli/group_watch.h"
 #include "cli/local_cluster.h"
 #include "cli/plugin_search.h"
 #include "cli/process.h"
 #include "cli/signals.h"
 #include "cli/status_report.h"
+#include "cli/wait_graph.h"
 
 namespace landbridge::cli {
 namespace {
@@ -96,6 +98,9 @@ void Reap(LocalCluster& cluster, pid_t command, std::optional<int>* command_stat
 
 // Runs the command to its end. Its exit code, or kExitClusterLost.
 int RunCommand(LocalCluster& cluster, Signals& signals, const RunArguments& arguments, const std::string& state_dir) {
+  absl::StatusOr<std::unique_ptr<GroupWatch>> watch = GroupWatch::Start();
+  if (!watch.ok()) return Fail(watch.status());
+  AdoptOrphans();
   SpawnOptions spawn;
   spawn.argv = arguments.command;
   // The command stays in our process group: it owns the terminal and gets Ctrl-C from it, as without us.
@@ -116,7 +121,7 @@ int RunCommand(LocalCluster& cluster, Signals& signals, const RunArguments& argu
       const int sig = static_cast<int>(info->ssi_signo);
       // Ctrl-C at the terminal has reached the command too; it decides what that means. A signal that somebody
       // sent to us alone is passed on.
-      if (sig == SIGINT && info->ssi_code != SI_KERNEL) kill(*command, SIGINT);
+      if (sig == SIGINT && !(*watch)->GroupWasInterrupted()) kill(*command, SIGINT);
       if (sig == SIGTERM) terminate();
       if (sig == SIGHUP) {
         if (info->ssi_code == SI_KERNEL) terminate();  // the terminal is gone
@@ -127,6 +132,12 @@ int RunCommand(LocalCluster& cluster, Signals& signals, const RunArguments& argu
     cluster.Poll();
     if (!cluster.fatal_error().ok()) terminate();
     if (kill_at.has_value() && std::chrono::steady_clock::now() > *kill_at) kill(*command, SIGKILL);
+  }
+  // What the command has started ends with it when it did not end by itself.
+  if (kill_at.has_value() || WIFSIGNALED(*ended)) {
+    std::vector<pid_t> keep = cluster.ServerPids();
+    keep.push_back((*watch)->pid());
+    EndDescendants(keep, kCommandGrace);
   }
   if (!cluster.fatal_error().ok()) return Fail(cluster.fatal_error(), kExitClusterLost);
   return ExitCodeOf(*ended);
@@ -365,6 +376,27 @@ int ShowStatus(const std::string& state_dir, bool json) {
   const nlohmann::json report = CollectStatus(*state, state_dir);
   printf("%s", json ? (report.dump(2) + "\n").c_str() : RenderStatus(report).c_str());
   return report.at("running").get<bool>() ? 0 : kExitNotRunning;
+}
+
+int ShowWhy(const std::string& state_dir, const std::string& what, bool json) {
+  absl::StatusOr<ClusterState> state = LoadState(state_dir);
+  if (!state.ok()) return Fail(state.status(), kExitNotRunning);
+  absl::StatusOr<nlohmann::json> explain = CollectExplain(*state);
+  if (!explain.ok()) {
+    return Fail(AddContext(explain.status(), "the proxy does not say what waits for what; `landbridge status` shows its log"));
+  }
+  if (json) {
+    printf("%s\n", explain->dump(2).c_str());
+    return 0;
+  }
+  const std::string text = WaitGraph(*explain).Why(what);
+  if (text.empty()) {
+    printf("%s\n", what.empty() ? "nothing waits"
+                                : absl::StrCat("nothing of ", what, " waits: it has ended, or it never was").c_str());
+    return 0;
+  }
+  printf("%s", text.c_str());
+  return 0;
 }
 
 int ShowDevices(const std::string& state_dir, bool json) {

@@ -32,6 +32,8 @@ int Up(UpArguments arguments);
 int Down(const std::string& state_dir);
 int Restart(const std::string& state_dir, const std::string& name);
 int ShowStatus(const std::string& state_dir, bool json);
+// `what`: "" (everything), a session ("s1") or a launch ("t9" or "9").
+int ShowWhy(const std::string& state_dir, const std::string& what, bool json);
 int ShowDevices(const std::string& state_dir, bool json);
 
 }  // namespace landbridge::cli

@@ -118,6 +118,13 @@ int main(int argc, char** argv) {
   status_app->add_flag("--json", json, "Print JSON");
   status_app->callback([&] { exit_code = landbridge::cli::ShowStatus(state_or_default(), json); });
 
+  std::string why_what;
+  CLI::App* why_app = app.add_subcommand("why", "Say what launches, copies and reads wait for, down to the root");
+  add_state(why_app);
+  why_app->add_option("what", why_what, "A session (s1) or a launch (t9) of `landbridge status`; default: all that wait");
+  why_app->add_flag("--json", json, "Print the controller's and the workers' queues as JSON");
+  why_app->callback([&] { exit_code = landbridge::cli::ShowWhy(state_or_default(), why_what, json); });
+
   CLI::App* devices_app = app.add_subcommand("devices", "List the devices that clients see");
   add_state(devices_app);
   devices_app->add_flag("--json", json, "Print JSON");

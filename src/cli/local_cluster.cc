@@ -27,6 +27,7 @@ constexpr milliseconds kEndTimeout{3000};
 constexpr milliseconds kRestartDelayMin{50}, kRestartDelayMax{10'000};
 constexpr milliseconds kStableAfter{10'000};
 constexpr milliseconds kAdminTimeout{1000};
+constexpr uintmax_t kLogBytesMax = 16u << 20;  // a longer log of a worker is put aside when it is started again
 constexpr int kExitRestart = 75;  // of landbridge-server
 
 std::string RandomHex(size_t bytes) {
@@ -112,14 +113,16 @@ absl::Status LocalCluster::Launch(Server& server) {
   unlink(server.spec.port_path.c_str());
   unlink(absl::StrCat(server.spec.port_path, ".admin").c_str());
   ProcessState& process = state_.processes[server.index];
-  if (process.starts > 0) {
-    // The log of the life before stays, since it tells why that life ended.
-    std::error_code error;
+  // The log is continued, since errors that clients hold name it, and it tells why the life before ended.
+  std::error_code error;
+  const bool too_long = std::filesystem::file_size(server.spec.log_path, error) > kLogBytesMax && !error;
+  if (process.starts > 0 && too_long) {
     std::filesystem::rename(server.spec.log_path, absl::StrCat(server.spec.log_path, ".previous"), error);
   }
   SpawnOptions spawn;
   spawn.argv = server.spec.argv;
   spawn.output_path = server.spec.log_path;
+  spawn.append_output = process.starts > 0;
   spawn.own_process_group = true;
   spawn.null_stdin = true;
   // By the environment, since everybody can read command lines.
@@ -319,6 +322,14 @@ void LocalCluster::Stop() {
   EndServers(Role::kWorker);
   EndServers(Role::kResourceManager);
   RemoveState(state_dir_);
+}
+
+std::vector<pid_t> LocalCluster::ServerPids() const {
+  std::vector<pid_t> pids;
+  for (const Server& server : servers_) {
+    if (server.running) pids.push_back(state_.processes[server.index].pid);
+  }
+  return pids;
 }
 
 void LocalCluster::Save() {

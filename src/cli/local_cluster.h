@@ -47,6 +47,7 @@ class LocalCluster {
   void Stop();
 
   const ClusterState& state() const { return state_; }
+  std::vector<pid_t> ServerPids() const;  // of those that run
 
  private:
   using Clock = std::chrono::steady_clock;

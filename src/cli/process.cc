@@ -9,9 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -34,6 +36,21 @@ std::string ErrnoText() { return strerror(errno); }
 int MillisecondsLeft(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return left < 0 ? 0 : static_cast<int>(left);
+}
+
+// Of /proc/PID/stat from field 3 of proc(5) on.
+constexpr size_t kStatState = 0, kStatParent = 1, kStatStartTime = 19;
+
+std::optional<std::vector<std::string>> StatFields(pid_t pid) {
+  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(in, line)) return std::nullopt;
+  // The name in field 2 may hold spaces and brackets; fields are counted from the last bracket.
+  const size_t end = line.rfind(')');
+  if (end == std::string::npos) return std::nullopt;
+  std::vector<std::string> fields = absl::StrSplit(line.substr(end + 1), ' ', absl::SkipEmpty());
+  if (fields.size() <= kStatStartTime) return std::nullopt;
+  return fields;
 }
 
 // In the child, between fork and exec. Reports through `error_fd` which step failed.
@@ -69,7 +86,8 @@ absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
   if (options.argv.empty()) return absl::InvalidArgumentError("no command was given");
   int output_fd = -1;
   if (!options.output_path.empty()) {
-    output_fd = open(options.output_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
+    const int keep = options.append_output ? 0 : O_TRUNC;
+    output_fd = open(options.output_path.c_str(), O_WRONLY | O_CREAT | keep | O_APPEND | O_CLOEXEC, 0644);
     if (output_fd < 0) {
       return absl::FailedPreconditionError(absl::StrCat("cannot write ", options.output_path, ": ", ErrnoText()));
     }
@@ -116,17 +134,10 @@ int ExitCodeOf(int wait_status) {
 }
 
 std::optional<uint64_t> ProcessStartTime(pid_t pid) {
-  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
-  std::string line;
-  if (!std::getline(in, line)) return std::nullopt;
-  // The name in field 2 may hold spaces and brackets; fields are counted from the last bracket.
-  const size_t end = line.rfind(')');
-  if (end == std::string::npos) return std::nullopt;
-  const std::vector<std::string> fields = absl::StrSplit(line.substr(end + 1), ' ', absl::SkipEmpty());
-  constexpr size_t kState = 0, kStartTime = 19;  // fields 3 and 22 of proc(5)
+  const std::optional<std::vector<std::string>> fields = StatFields(pid);
   uint64_t start = 0;
-  if (fields.size() <= kStartTime || fields[kState] == "Z" || fields[kState] == "X") return std::nullopt;
-  if (!absl::SimpleAtoi(fields[kStartTime], &start)) return std::nullopt;
+  if (!fields.has_value() || (*fields)[kStatState] == "Z" || (*fields)[kStatState] == "X") return std::nullopt;
+  if (!absl::SimpleAtoi((*fields)[kStatStartTime], &start)) return std::nullopt;
   return start;
 }
 
@@ -142,6 +153,56 @@ bool WaitUntilGone(pid_t pid, uint64_t start_time, std::chrono::milliseconds tim
   }
   close(fd);
   return !IsAlive(pid, start_time);
+}
+
+void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+namespace {
+
+// Our children that run, in no order.
+std::vector<pid_t> Children() {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    pid_t pid = 0;
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
+    const std::optional<std::vector<std::string>> fields = StatFields(pid);
+    pid_t parent = 0;
+    if (fields.has_value() && absl::SimpleAtoi((*fields)[kStatParent], &parent) && parent == getpid()) {
+      children.push_back(pid);
+    }
+  }
+  return children;
+}
+
+}  // namespace
+
+void EndDescendants(const std::vector<pid_t>& keep, std::chrono::milliseconds grace) {
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto deadline = Clock::now() + grace;
+  std::vector<pid_t> told;
+  auto has = [](const std::vector<pid_t>& list, pid_t pid) {
+    return std::find(list.begin(), list.end(), pid) != list.end();
+  };
+  while (true) {
+    bool left = false;
+    for (pid_t pid : Children()) {
+      if (has(keep, pid)) continue;
+      if (waitpid(pid, nullptr, WNOHANG) == pid) {
+        left = true;  // its own children are ours now
+        continue;
+      }
+      left = true;
+      if (Clock::now() > deadline) {
+        kill(pid, SIGKILL);
+      } else if (!has(told, pid)) {
+        kill(pid, SIGTERM);
+        told.push_back(pid);
+      }
+    }
+    if (!left) return;
+    poll(nullptr, 0, static_cast<int>(kPause.count()));
+  }
 }
 
 absl::StatusOr<std::string> CaptureOutput(const std::vector<std::string>& argv, std::chrono::milliseconds timeout) {

@@ -21,7 +21,8 @@ namespace landbridge::cli {
 struct SpawnOptions {
   std::vector<std::string> argv;                              // argv[0] is looked up on PATH when it has no slash
   std::vector<std::pair<std::string, std::string>> environment;  // set on top of ours
-  std::string output_path;         // standard output and error go there (truncated); empty: ours
+  std::string output_path;         // standard output and error go there; empty: ours
+  bool append_output = false;      // keep what is in it
   bool own_process_group = false;  // Ctrl-C at the terminal does not reach it; signals can be sent to the group
   bool null_stdin = false;
 };
@@ -42,6 +43,12 @@ bool IsAlive(pid_t pid, uint64_t start_time);
 
 // Waits for a process that need not be our child. False when it still lives after `timeout`.
 bool WaitUntilGone(pid_t pid, uint64_t start_time, std::chrono::milliseconds timeout);
+
+// From now on, processes whose parent has ended become our children if they descend from us: see EndDescendants.
+void AdoptOrphans();
+// Ends whatever descends from us but the processes in `keep` and what those have started: SIGTERM, and SIGKILL after
+// `grace`. Needs AdoptOrphans.
+void EndDescendants(const std::vector<pid_t>& keep, std::chrono::milliseconds grace);
 
 // Standard output of a short command; an error when it fails or takes longer than `timeout`.
 absl::StatusOr<std::string> CaptureOutput(const std::vector<std::string>& argv, std::chrono::milliseconds timeout);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -117,6 +118,43 @@ TEST(PluginSearch, WrongFilesAreRefusedByName) {
   EXPECT_THAT(std::string(CheckPluginFile("/etc/passwd").message()), HasSubstr("is not a shared object"));
   EXPECT_TRUE(CheckPluginFile("/proc/self/exe").ok());
   EXPECT_EQ(*FindPlugin("/proc/self/exe", ""), "/proc/self/exe");
+}
+
+TEST(Process, DescendantsEndWhateverTheyIgnore) {
+  // In a process of its own: it adopts orphans from then on.
+  const pid_t pid = fork();
+  if (pid == 0) {
+    AdoptOrphans();
+    SpawnOptions options;
+    // The shell ends at once; its child, which ignores SIGTERM and has a child of its own, becomes ours.
+    options.argv = {"sh", "-c", "(trap '' TERM; sleep 1000 & wait) & echo $!"};
+    options.output_path = TempPath("orphans");
+    absl::StatusOr<pid_t> shell = Spawn(options);
+    options.argv = {"sleep", "1000"};
+    absl::StatusOr<pid_t> kept = Spawn(options);
+    if (!shell.ok() || !kept.ok()) _exit(1);
+    waitpid(*shell, nullptr, 0);
+    EndDescendants({*kept}, milliseconds(200));
+    if (!ProcessStartTime(*kept).has_value()) _exit(2);
+    EndDescendants({}, milliseconds(5000));
+    _exit(waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(ExitCodeOf(status), 0);
+}
+
+TEST(Process, OutputCanBeContinued) {
+  SpawnOptions options;
+  options.output_path = TempPath("continued");
+  for (bool append : {false, true, true}) {
+    options.argv = {"echo", "line"};
+    options.append_output = append;
+    absl::StatusOr<pid_t> pid = Spawn(options);
+    ASSERT_TRUE(pid.ok());
+    waitpid(*pid, nullptr, 0);
+  }
+  EXPECT_EQ(*ReadFile(options.output_path), "line\nline\nline\n");
 }
 
 }  // namespace

@@ -65,13 +65,15 @@ json ProxyAnswer() {
       {"index": 0, "type": "cpu:4", "placed": true, "workers": [
         {"up": true, "name": "w0", "ops_parked": 0, "devices": [{"device": 0, "bytes_in_use": 7}, {"device": 1}]}]},
       {"index": 1, "type": "cpu:4", "placed": false, "waits_for": "2 requests ahead of it", "workers": []}],
-    "controller": {"slots": [{"name": "slice0/0", "waiting": [{"what": "launch t7", "waits_for": "a12"}]}]},
+    "controller": {"slots": [{"slice": 0, "worker": 0, "waiting": [
+      {"what": "launch", "ticket": "t7", "session": "s1", "name": "f", "age_ms": 5, "waits_for": "a12"}]}]},
     "front_door": {"sessions": [{"session": 1}]}})");
 }
 
 TEST(Status, JoinsProcessesWithTheServersAnswers) {
   const json proxy = ProxyAnswer();
-  const json report = BuildStatus(Example(), "/s", true, {true, false}, json{{"workers", json::array()}}, proxy);
+  const json report = BuildStatus(Example(), "/s", true, {true, false}, json{{"workers", json::array()}}, proxy,
+                                  absl::UnavailableError("no explanation"));
   EXPECT_TRUE(report["running"].get<bool>());
   EXPECT_TRUE(report["processes"][0]["alive"].get<bool>());
   EXPECT_FALSE(report["processes"][1]["alive"].get<bool>());
@@ -80,7 +82,8 @@ TEST(Status, JoinsProcessesWithTheServersAnswers) {
   EXPECT_EQ(report["devices"], json::parse(R"([{"slice": 0, "worker": "w0", "device": 0, "bytes_in_use": 7},
                                                {"slice": 0, "worker": "w0", "device": 1}])"));
   EXPECT_EQ(report["parked"], json::parse(R"([{"what": "slice 1", "waits_for": "2 requests ahead of it"},
-                                              {"where": "slice0/0", "what": "launch t7", "waits_for": "a12"}])"));
+                                              {"where": "slice0/0", "what": "launch f", "ticket": "t7", "session": "s1",
+                                               "age_ms": 5, "state": "parked", "waits_for": "a12"}])"));
   EXPECT_EQ(report["sessions"], json::parse(R"([{"session": 1}])"));
   const std::string text = RenderStatus(report);
   EXPECT_THAT(text, HasSubstr("running at grpc://127.0.0.1:29000"));
@@ -102,7 +105,7 @@ TEST(Status, AClusterIsCompleteWhenEveryWorkerIsUp) {
 
 TEST(Status, SaysWhyAServerDoesNotAnswer) {
   const json report = BuildStatus(Example(), "/s", false, {false, false}, absl::UnavailableError("gone"),
-                                  absl::UnavailableError("gone too"));
+                                  absl::UnavailableError("gone too"), absl::UnavailableError("gone too"));
   EXPECT_FALSE(report["running"].get<bool>());
   EXPECT_EQ(report["resource_manager_error"], "gone");
   EXPECT_EQ(report["proxy_error"], "gone too");

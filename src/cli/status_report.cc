@@ -6,7 +6,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/admin_query.h"
+#include "cli/json_fields.h"
 #include "cli/process.h"
+#include "cli/wait_graph.h"
 
 namespace landbridge::cli {
 namespace {
@@ -50,15 +52,8 @@ std::string Table(const json& rows, const std::string& indent) {
   return text;
 }
 
-const json& Member(const json& object, const char* key) {
-  static const json kNone;
-  if (!object.is_object()) return kNone;
-  const auto it = object.find(key);
-  return it == object.end() ? kNone : *it;
-}
-
-// The proxy's nested answer as flat tables.
-void Flatten(const json& proxy, json& report) {
+// The proxy's nested answers as flat tables.
+void Flatten(const json& proxy, const json& explain, json& report) {
   json slices = json::array(), devices = json::array(), parked = json::array();
   for (const json& slice : Member(proxy, "slices")) {
     const json& index = Member(slice, "index");
@@ -85,19 +80,20 @@ void Flatten(const json& proxy, json& report) {
     slices.push_back(row);
   }
   const json& controller = Member(proxy, "controller");
-  for (const json& slot : Member(controller, "slots")) {
-    for (const json& item : Member(slot, "waiting")) {
-      json row = {{"where", Member(slot, "name")}};
-      if (item.is_object()) row.update(item);
-      parked.push_back(row);
-    }
-  }
+  for (json& row : WaitGraph(explain).Rows()) parked.push_back(std::move(row));
   json sessions = Member(Member(proxy, "front_door"), "sessions");
   if (!sessions.is_array()) sessions = Member(controller, "sessions");
   report["slices"] = slices;
   report["devices"] = devices;
   report["parked"] = parked;
   report["sessions"] = sessions.is_array() ? sessions : json::array();
+}
+
+absl::StatusOr<json> Ask(const ClusterState& state, absl::string_view name, const std::string& what) {
+  for (const ProcessState& p : state.processes) {
+    if (p.name == name) return QueryServer(p.admin_address, kQueryTimeout, what);
+  }
+  return absl::UnavailableError("there is none");
 }
 
 }  // namespace
@@ -116,7 +112,7 @@ WorkersUp CountWorkers(const json& proxy) {
 
 json BuildStatus(const ClusterState& state, const std::string& state_dir, bool supervisor_alive,
                  const std::vector<bool>& process_alive, const absl::StatusOr<json>& resource_manager,
-                 const absl::StatusOr<json>& proxy) {
+                 const absl::StatusOr<json>& proxy, const absl::StatusOr<json>& explain) {
   json report = {{"state", state_dir},
                  {"running", supervisor_alive},
                  {"address", BackendTarget(state)},
@@ -139,7 +135,8 @@ json BuildStatus(const ClusterState& state, const std::string& state_dir, bool s
   }
   if (proxy.ok()) report["proxy"] = *proxy;
   else report["proxy_error"] = std::string(proxy.status().message());
-  if (proxy.ok()) Flatten(*proxy, report);
+  // Without an explanation: what the proxy alone knows.
+  if (proxy.ok()) Flatten(*proxy, explain.ok() ? *explain : *proxy, report);
   return report;
 }
 
@@ -148,19 +145,16 @@ json CollectStatus(const ClusterState& state, const std::string& state_dir) {
   std::vector<bool> alive;
   for (const ProcessState& p : state.processes) alive.push_back(IsAlive(p.pid, p.start_time));
   absl::StatusOr<json> resource_manager = absl::UnavailableError("the cluster has ended");
-  absl::StatusOr<json> proxy = resource_manager;
+  absl::StatusOr<json> proxy = resource_manager, explain = resource_manager;
   if (supervised) {
-    auto ask = [&state](absl::string_view name) {
-      for (const ProcessState& p : state.processes) {
-        if (p.name == name) return QueryServer(p.admin_address, kQueryTimeout);
-      }
-      return absl::StatusOr<json>(absl::UnavailableError("there is none"));
-    };
-    resource_manager = ask("resource-manager");
-    proxy = ask("proxy");
+    resource_manager = Ask(state, "resource-manager", "status");
+    proxy = Ask(state, "proxy", "status");
+    if (proxy.ok()) explain = CollectExplain(state);
   }
-  return BuildStatus(state, state_dir, supervised, alive, resource_manager, proxy);
+  return BuildStatus(state, state_dir, supervised, alive, resource_manager, proxy, explain);
 }
+
+absl::StatusOr<json> CollectExplain(const ClusterState& state) { return Ask(state, "proxy", "explain"); }
 
 std::string RenderStatus(const json& report) {
   std::string text = absl::StrCat(report.at("running").get<bool>() ? "running at " : "ended; was at ",

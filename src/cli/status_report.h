@@ -12,8 +12,9 @@ namespace landbridge::cli {
 
 // {state, running, address, plugin, processes: [{name, pid, alive, log, address, ended, starts}],
 //  resource_manager: {...}, proxy: {...}, slices, devices, sessions, parked}. The last four are taken from the
-// servers' answers for those who only want to look. Where a server does not answer, its
-// part is missing and resource_manager_error or proxy_error says why.
+// servers' answers for those who only want to look; `parked` says of each launch, copy and read that waits for what
+// (see wait_graph.h). Where a server does not answer, its part is missing and resource_manager_error or proxy_error
+// says why.
 nlohmann::json CollectStatus(const ClusterState& state, const std::string& state_dir);
 
 // How many workers the proxy's slices should have, and how many of them it can use. From the proxy's answer.
@@ -27,7 +28,10 @@ WorkersUp CountWorkers(const nlohmann::json& proxy);
 nlohmann::json BuildStatus(const ClusterState& state, const std::string& state_dir, bool supervisor_alive,
                            const std::vector<bool>& process_alive,
                            const absl::StatusOr<nlohmann::json>& resource_manager,
-                           const absl::StatusOr<nlohmann::json>& proxy);
+                           const absl::StatusOr<nlohmann::json>& proxy, const absl::StatusOr<nlohmann::json>& explain);
+
+// The proxy's answer to "explain".
+absl::StatusOr<nlohmann::json> CollectExplain(const ClusterState& state);
 
 // For people.
 std::string RenderStatus(const nlohmann::json& report);

@@ -83,12 +83,15 @@ class AdminServer::Impl {
 
   absl::Status Listen(absl::string_view address) {
     auto listener = Listener::Listen(loop_, address, [this](std::unique_ptr<Connection> connection) {
-      if (peers_.size() >= limits::kAdminConnectionsMax) return;  // turned away
+      if (peers_.size() >= limits::kAdminConnectionsMax) {
+        LogWarning("too many questions at one time: ", connection->peer(), " is turned away");
+        return;
+      }
       const uint64_t id = ++next_peer_;
       Connection::Handlers handlers;
       handlers.on_frame = [this, id](uint32_t type, absl::string_view payload) {
         if (type != kFrameAdminRequest) {
-          peers_.erase(id);
+          Drop(id, absl::InvalidArgumentError(absl::StrCat("a frame of type ", type, " makes no sense here")));
           return;
         }
         table_->OnRequest(payload, [this, id, alive = std::weak_ptr<int>(alive_)](std::string answer) {
@@ -97,13 +100,20 @@ class AdminServer::Impl {
           if (it != peers_.end()) it->second->Send(kFrameAdminAnswer, std::move(answer));
         });
       };
-      handlers.on_close = [this, id](const absl::Status&) { peers_.erase(id); };
+      handlers.on_close = [this, id](const absl::Status& status) { Drop(id, status); };
       connection->Start(std::move(handlers));
       peers_[id] = std::move(connection);
     });
     if (!listener.ok()) return listener.status();
     listener_ = std::move(*listener);
     return absl::OkStatus();
+  }
+
+  void Drop(uint64_t id, const absl::Status& status) {
+    auto it = peers_.find(id);
+    if (it == peers_.end()) return;
+    if (!absl::IsUnavailable(status)) LogWarning("closed ", it->second->peer(), ": ", status.message());
+    peers_.erase(it);
   }
 
   Loop* const loop_;

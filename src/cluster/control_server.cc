@@ -64,6 +64,9 @@ class ControlServer::Impl {
     Peer* peer = Find(id);
     if (peer == nullptr) return;
     std::optional<ControlStreamId> stream = std::move(peer->stream);
+    if (!stream.has_value() && !absl::IsUnavailable(status)) {
+      LogWarning("closed ", peer->connection->peer(), ": ", status.message());
+    }
     if (stream.has_value()) LogWarning("the control stream of ", stream->grant.ToString(), " broke: ", status.message());
     Drop(id);
     if (stream.has_value()) callbacks_.on_stream_broken(*stream);

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "cluster/frame_types.h"
@@ -263,5 +264,9 @@ void HolderAgent::OnHeartbeat(const MemberRef& member, int64_t sent_ns) {
 }
 const HolderLease& HolderAgent::lease() const { return impl_->core_; }
 bool HolderAgent::rm_up() const { return impl_->link_.up(); }
+std::string HolderAgent::waits_for() const {
+  if (!impl_->core_.refused().empty()) return absl::StrCat("the resource manager refuses it: ", impl_->core_.refused());
+  return impl_->link_.waits_for();
+}
 
 }  // namespace landbridge

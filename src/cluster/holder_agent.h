@@ -63,6 +63,8 @@ class HolderAgent {
 
   const HolderLease& lease() const;
   bool rm_up() const;
+  // What keeps this proxy from having a fleet, for people; empty when nothing does.
+  std::string waits_for() const;
 
  private:
   class Impl;

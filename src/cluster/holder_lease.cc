@@ -145,7 +145,8 @@ void HolderLease::LoseMember(VirtualSlice ref, Slice& slice, int index, const st
   member.up = false;
   sink_->MemberLost(lost, absl::DataLossError(absl::StrCat(
                               "slice ", ref.index, " (", slice.grant->slice.ToString(), ") lost worker ",
-                              member.info.name(), " on ", member.info.host(), " (", member.incarnation.ToString(), "): ", reason)));
+                              member.info.name(), " on ", member.info.host(), " (", member.incarnation.ToString(), "): ", reason,
+                              member.info.log_place().empty() ? "" : "; its log there: ", member.info.log_place())));
 }
 
 void HolderLease::LoseSlice(VirtualSlice ref, Slice& slice, const std::string& reason, TimeNs now) {
@@ -179,8 +180,9 @@ void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
     if (!refused_.empty()) sink_->Refused(refused_);
   }
 
+  // A proxy that is refused never gets a slice: its clients hear why instead of seeing devices.
   const auto fits = [](int64_t count) { return count > 0 && count <= limits::kDevicesMax; };
-  const bool sane = !update.slice_type().empty() && fits(update.slice_count()) && fits(update.workers_per_slice()) &&
+  const bool sane = refused_.empty() && !update.slice_type().empty() && fits(update.slice_count()) && fits(update.workers_per_slice()) &&
                     fits(update.devices_per_worker()) &&
                     fits(int64_t{update.slice_count()} * update.workers_per_slice() * update.devices_per_worker());
   if (sane) {

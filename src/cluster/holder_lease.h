@@ -124,6 +124,8 @@ class HolderLease {
   };
   std::vector<SliceView> slices() const;
   const std::optional<Fleet>& fleet() const { return fleet_; }
+  // Why the resource manager does not take this proxy; empty: it does, or has not said.
+  const std::string& refused() const { return refused_; }
   uint64_t promised_term() const { return promised_term_; }
 
  private:

@@ -93,6 +93,7 @@ class HolderLeaseTest : public ::testing::Test {
       member->mutable_info()->set_name(absl::StrCat("w", id));
       member->mutable_info()->set_host("h");
       member->mutable_info()->set_control_address(absl::StrCat("h:", id));
+      member->mutable_info()->set_log_place("/logs/w.log");
     }
   }
   // One request for one slice, bound to two members that are up.
@@ -197,11 +198,25 @@ TEST_F(HolderLeaseTest, RefusedConnectionIsDeathAtOnce) {
   BindAndUp();
   lease_.OnMemberRefused(sink_.refs[0], now_);
   EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11"));
-  EXPECT_EQ(sink_.loss, "slice 0 (ps0) lost worker w11 on h (i11): its process has ended (connection refused)");
+  EXPECT_EQ(sink_.loss, "slice 0 (ps0) lost worker w11 on h (i11): its process has ended (connection refused); "
+                        "its log there: /logs/w.log");
   EXPECT_THAT(sink_.reports.back().dead(), ElementsAre(11));
   EXPECT_THAT(sink_.reports.back().requests(0).slices(0).members(), ElementsAre(0, 12));
   Pass(times_.heartbeat);  // the other one goes on
   EXPECT_THAT(sink_.Take(), IsEmpty());
+}
+
+// Clients of a refused proxy hear why; they must not see devices that it never gets.
+TEST_F(HolderLeaseTest, ARefusedProxyHasNoFleet) {
+  HolderUpdate update = Update();
+  update.set_refused("wrong version");
+  lease_.OnUpdate(update, now_);
+  EXPECT_THAT(sink_.Take(), ElementsAre("refused wrong version"));
+  EXPECT_FALSE(lease_.fleet().has_value());
+  EXPECT_EQ(lease_.refused(), "wrong version");
+  lease_.OnUpdate(Update(), now_);  // the resource manager was upgraded
+  EXPECT_TRUE(lease_.fleet().has_value());
+  EXPECT_EQ(lease_.refused(), "");
 }
 
 // A broken stream is not a dead worker: it is resumed, and lost only by silence for a lease.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
 
@@ -32,13 +33,18 @@ void RmLink::Connect() {
   handlers.on_connected = [this] {
     up_ = true;
     last_heard_ = loop_->Now();
-    backoff_ = limits::kReconnectBackoffMin;
-    last_said_ = 0;
-    LogInfo("connected to the resource manager at ", address_);
+    trouble_ = "connected; it has not answered yet";
     handlers_.on_up();
   };
   handlers.on_frame = [this](uint32_t type, absl::string_view payload) {
     last_heard_ = loop_->Now();
+    if (!greeted_) {
+      greeted_ = true;
+      backoff_ = limits::kReconnectBackoffMin;
+      last_said_ = 0;
+      trouble_.clear();
+      LogInfo("connected to the resource manager at ", address_);
+    }
     handlers_.on_frame(type, payload);
   };
   handlers.on_close = [this](const absl::Status& status) { OnClosed(status); };
@@ -48,19 +54,26 @@ void RmLink::Connect() {
 void RmLink::OnClosed(const absl::Status& status) {
   connection_.reset();
   const TimeNs now = loop_->Now();
-  if (up_) {
-    up_ = false;
+  trouble_ = std::string(status.message());
+  if (up_ && greeted_) {
     down_since_ = now;
     LogWarning("lost the resource manager at ", address_, ": ", status.message());
-    handlers_.on_down();
+  } else if (up_) {
+    trouble_ = absl::StrCat("what listens there is no resource manager of Landbridge, or one of another version: ",
+                            status.message());
   }
+  greeted_ = false;
+  if (std::exchange(up_, false)) handlers_.on_down();
   if (last_said_ == 0 || now - last_said_ >= kSayEvery) {
     last_said_ = now;
-    LogInfo("waiting for the resource manager at ", address_, " (for ", (now - down_since_) / kSecond, " s; ",
-            status.message(), ")");
+    LogInfo("waiting for ", waits_for(), ", for ", (now - down_since_) / kSecond, " s now");
   }
   retry_ = loop_->RunAfter(backoff_, [this] { Connect(); });
   backoff_ = std::min(2 * backoff_, limits::kReconnectBackoffMax);
+}
+
+std::string RmLink::waits_for() const {
+  return trouble_.empty() ? "" : absl::StrCat("the resource manager at ", address_, " (", trouble_, ")");
 }
 
 bool RmLink::Send(uint32_t type, std::string payload) {

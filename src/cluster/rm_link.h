@@ -36,7 +36,10 @@ class RmLink {
   // Call every TickPeriod: starts over when nothing has arrived for `limit` (a half-open connection). After a pause of
   // this process the time counts anew: what has arrived is not read yet.
   void CheckSilence(DurationNs limit, DurationNs pause);
-  bool up() const { return up_; }
+  // Something that speaks like a resource manager is at the other end.
+  bool up() const { return up_ && greeted_; }
+  // "the resource manager at HOST:PORT (why)"; empty while it is there.
+  std::string waits_for() const;
   const std::string& address() const { return address_; }
 
  private:
@@ -47,7 +50,9 @@ class RmLink {
   const std::string address_;
   const Handlers handlers_;
   std::unique_ptr<Connection> connection_;
-  bool up_ = false;
+  bool up_ = false;         // connected
+  bool greeted_ = false;    // and a frame has come: not any server that happens to listen there
+  std::string trouble_ = "not tried yet";
   DurationNs backoff_;
   Loop::TimerId retry_ = 0;
   TimeNs last_said_ = 0;

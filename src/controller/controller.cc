@@ -177,9 +177,7 @@ void Controller::Impl::OnReport(Incarnation worker, const WorkerReport& report, 
       known = requests_.EndWatch(report.watched().watch(), life, ctl::FromProto(report.watched().status()));
       break;
     case WorkerReport::kExplained:
-      requests_.EndExplain(RequestId(report.explained().request()), life,
-                           cluster_.slots()[static_cast<size_t>(life->slot)].id.ToString(),
-                           report.explained().json());
+      requests_.EndExplain(RequestId(report.explained().request()), life, report.explained().json());
       break;
     case WorkerReport::REPORT_NOT_SET:
       known = false;
@@ -410,6 +408,10 @@ void Controller::OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes) {
 void Controller::OnTime(TimeNs now) { impl_->OnTime(now); }
 void Controller::Explain(RequestId request, TimeNs now, bool graph) {
   impl_->Explain(request, now, graph);
+  impl_->DeliverAnswers();
+}
+void Controller::EndExplain(RequestId request) {
+  impl_->EndExplain(request);
   impl_->DeliverAnswers();
 }
 std::string Controller::StatusJson(TimeNs now) const { return impl_->StatusJson(now); }

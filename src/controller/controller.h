@@ -199,6 +199,8 @@ class Controller {
   // The controller's and all workers' view of what waits for what, as JSON: ResolveExplain.
   // `graph`: instead, what the dataflow graph is made of (cli/dataflow_graph.h).
   void Explain(RequestId request, TimeNs now, bool graph = false);
+  // Answers with what is there: the workers that have said nothing yet are listed with null.
+  void EndExplain(RequestId request);
 
   // Call it now and then: deletes that were collected go out at the latest then.
   void OnTime(TimeNs now);

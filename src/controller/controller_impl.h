@@ -70,6 +70,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   void ReleaseRead(RequestId request);
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
   void Explain(RequestId request, TimeNs now, bool graph);
+  void EndExplain(RequestId request) { requests_.GiveUpExplain(request); }
   void OnTime(TimeNs now);
   std::string StatusJson(TimeNs now) const;
   std::string GraphJson() const;

@@ -885,6 +885,27 @@ TEST_F(ControllerTest, Explains) {
   EXPECT_TRUE(json["controller"].contains("slots"));
 }
 
+TEST_F(ControllerTest, ExplainsWithoutTheWorkersThatAreSilent) {
+  world.Start(0);
+  world.Start(1);
+  ArrayId a = world.Put(kSession, world.Single(0, {2}), {1, 2}).value();
+  controller().Explain(RequestId(1), 0);
+  controller().EndExplain(RequestId(1));
+  controller().EndExplain(RequestId(1));  // once is enough
+  const auto json = nlohmann::json::parse(world.explained.at(RequestId(1)));
+  EXPECT_TRUE(json["workers"]["slice0/0"].is_null());
+  EXPECT_TRUE(json["workers"]["slice1/0"].is_null());
+  // What a silent worker has been sent.
+  const auto& sent = json["controller"]["slots"][0]["sent"];
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0]["ticket"], "t1");
+  EXPECT_EQ(sent[0]["session"], kSession.ToString());
+  EXPECT_TRUE(json["controller"]["slots"][1]["sent"].empty());
+  world.RunAll();  // late answers are ignored
+  controller().Release(kSession, a);
+  EXPECT_TRUE(nlohmann::json::parse(controller().StatusJson(0))["slots"][0]["sent"].empty());
+}
+
 TEST(ControllerLimits, LaunchesAboveTheCreditWaitAndReadsPassThem) {
   FakeWorld world(1, 4);
   world.Declare(1, 1);

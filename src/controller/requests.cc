@@ -105,24 +105,31 @@ Requests::Released Requests::ReleaseRead(RequestId request) {
   return released;
 }
 
-void Requests::OpenExplain(RequestId request, std::string controller_json, const std::vector<Life*>& lives) {
+void Requests::OpenExplain(RequestId request, std::string controller_json, const std::vector<Life*>& lives,
+                           std::vector<std::string> names) {
   ExplainState& state = explains_[request];
   state.text = absl::StrCat("{\"controller\":", controller_json, ",\"workers\":{");
-  state.open.assign(lives.begin(), lives.end());
+  for (size_t i = 0; i < lives.size(); ++i) state.open.emplace_back(lives[i], std::move(names[i]));
   EndExplainIfDone(request);
 }
 
-void Requests::EndExplain(RequestId request, const Life* life, std::string name, std::string json) {
+void Requests::EndExplain(RequestId request, const Life* life, std::string json) {
   auto it = explains_.find(request);
   if (it == explains_.end()) return;
-  auto at = std::find(it->second.open.begin(), it->second.open.end(), life);
-  if (at == it->second.open.end()) return;
-  it->second.open.erase(at);
-  if (!name.empty()) {
-    absl::StrAppend(&it->second.text, it->second.text.back() == '{' ? "" : ",", "\"", name, "\":",
-                    json.empty() ? "null" : json);
-  }
+  ExplainState& state = it->second;
+  auto at = std::find_if(state.open.begin(), state.open.end(), [life](const auto& open) { return open.first == life; });
+  if (at == state.open.end()) return;
+  absl::StrAppend(&state.text, state.text.back() == '{' ? "" : ",", "\"", at->second, "\":", json.empty() ? "null" : json);
+  state.open.erase(at);
   EndExplainIfDone(request);
+}
+
+void Requests::GiveUpExplain(RequestId request) {
+  auto it = explains_.find(request);
+  if (it == explains_.end()) return;
+  std::vector<const Life*> silent;
+  for (const auto& [life, name] : it->second.open) silent.push_back(life);
+  for (const Life* life : silent) EndExplain(request, life, "");
 }
 
 void Requests::EndExplainIfDone(RequestId request) {
@@ -154,7 +161,7 @@ void Requests::LoseLife(const Life* life, const absl::Status& why) {
   std::vector<RequestId> explains;
   for (const auto& [request, state] : explains_) explains.push_back(request);
   std::sort(explains.begin(), explains.end());
-  for (RequestId request : explains) EndExplain(request, life, "", "");
+  for (RequestId request : explains) EndExplain(request, life, "");
 }
 
 void Requests::DropSession(SessionId session) {

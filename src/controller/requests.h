@@ -54,8 +54,11 @@ class Requests {
   Released ReleaseRead(RequestId request);
 
   // --- Explanations.
-  void OpenExplain(RequestId request, std::string controller_json, const std::vector<Life*>& lives);
-  void EndExplain(RequestId request, const Life* life, std::string name, std::string json);
+  // `names`: of the lives' slots, in their order.
+  void OpenExplain(RequestId request, std::string controller_json, const std::vector<Life*>& lives,
+                   std::vector<std::string> names);
+  void EndExplain(RequestId request, const Life* life, std::string json);  // empty: it will not answer
+  void GiveUpExplain(RequestId request);                                   // none of those that are left will
 
   void LoseLife(const Life* life, const absl::Status& why);
   void DropSession(SessionId session);
@@ -86,7 +89,7 @@ class Requests {
   };
   struct ExplainState {
     std::string text;          // JSON so far
-    std::vector<const Life*> open;
+    std::vector<std::pair<const Life*, std::string>> open;
   };
   struct Answer {
     RequestId request;

@@ -16,9 +16,9 @@ constexpr size_t kListedMax = 64;  // operations per queue
 
 std::string Describe(const WorkerOp& op) {
   switch (op.op_case()) {
-    case WorkerOp::kLaunch: return absl::StrCat("launch of x", op.launch().executable());
+    case WorkerOp::kLaunch: return "launch";
     case WorkerOp::kUpload: return "upload";
-    case WorkerOp::kReshardReceive: return absl::StrCat("copy or reshard to a", op.reshard_receive().target());
+    case WorkerOp::kReshardReceive: return "copy or reshard";
     case WorkerOp::kReshardSend: return "send for a copy or reshard";
     case WorkerOp::kRead: return "read";
     case WorkerOp::kWatch: return "wait";
@@ -60,7 +60,7 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
   json sessions = json::array();
   for (const auto& [session, at] : figures) {
     const ctl::Pressure pressure = dispatcher_.PressureOf(session);
-    sessions.push_back({{"session", session.value()}, {"arrays", at.arrays}, {"arrays_in_error", at.lost},
+    sessions.push_back({{"session", session.ToString()}, {"arrays", at.arrays}, {"arrays_in_error", at.lost},
                         {"bytes", at.bytes}, {"executables", programs_.of(session)},
                         {"requests", requests_.of(session)}, {"parked_ops", pressure.ops},
                         {"parked_bytes", pressure.bytes}, {"paused", pressure.paused}});
@@ -74,6 +74,16 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
       if (shard.life != nullptr && !shard.Is(Shard::kDead)) bytes_at[shard.life->slot] += group.shard_bytes;
     }
   });
+
+  // What a worker was sent and has not reported as done: all there is to show of one that does not answer.
+  std::map<const Life*, json> sent_to;
+  for (Ticket ticket : nodes_.Select([](const ctl::Node& node) { return node.sent; })) {
+    const ctl::Node& node = *nodes_.Find(ticket);
+    json& list = sent_to[node.life];
+    if (list.is_array() && list.size() >= kListedMax) continue;
+    list.push_back({{"ticket", ticket.ToString()}, {"session", node.session.ToString()},
+                    {"age_ms", (now - node.since) / kMillisecond}});
+  }
 
   json slots = json::array();
   for (size_t i = 0; i < cluster_.slots().size(); ++i) {
@@ -106,12 +116,14 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
         } else {
           reason = absl::StrCat(life.unfinished, " launches there that have not ended");
         }
-        json item = {{"what", Describe(entry.op)}, {"session", entry.session.value()}, {"waits_for", reason}};
+        json item = {{"what", Describe(entry.op)}, {"waits_for", reason}};
+        if (entry.session.valid()) item["session"] = entry.session.ToString();
         const Ticket ticket = ctl::TicketOf(entry.op);
         if (ticket.valid()) {
-          item["ticket"] = ticket.value();
-          if (const ctl::Node* node = nodes_.Find(ticket)) item["waits_ms"] = (now - node->since) / kMillisecond;
+          item["ticket"] = ticket.ToString();
+          if (const ctl::Node* node = nodes_.Find(ticket)) item["age_ms"] = (now - node->since) / kMillisecond;
         }
+        if (entry.op.has_launch()) item["name"] = programs_.NameOf(ExecutableId(entry.op.launch().executable()));
         if (entry.op.has_launch() && !entry.op.launch().call_site().empty()) {
           item["call_site"] = entry.op.launch().call_site();
         }
@@ -119,6 +131,7 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
       }
     }
     at["waiting"] = std::move(waiting);
+    at["sent"] = sent_to.contains(&life) ? sent_to[&life] : json::array();
     slots.push_back(std::move(at));
   }
   out["slots"] = std::move(slots);
@@ -127,10 +140,13 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
 
 void Controller::Impl::Explain(RequestId request, TimeNs now, bool graph) {
   std::vector<Life*> lives;
+  std::vector<std::string> names;
   for (ctl::ClusterTable::Slot& slot : cluster_.slots()) {
-    if (slot.life->up) lives.push_back(slot.life.get());
+    if (!slot.life->up) continue;
+    lives.push_back(slot.life.get());
+    names.push_back(slot.id.ToString());
   }
-  requests_.OpenExplain(request, graph ? GraphJson() : StatusJson(now), lives);
+  requests_.OpenExplain(request, graph ? GraphJson() : StatusJson(now), lives, std::move(names));
   for (Life* life : lives) {
     WorkerOp op;
     op.mutable_explain()->set_request(request.value());

@@ -187,6 +187,7 @@ bool ConnectionImpl::Accept(uv_stream_t* listener, bool unix_socket) {
   }
   state_ = State::kConnected;
   if (!unix_socket) uv_tcp_nodelay(&stream_->uv.tcp, 1);
+  address_ = peer();  // for messages when the socket is gone
   return true;
 }
 

@@ -39,7 +39,13 @@ std::string EncodeFrame(uint32_t type, absl::string_view payload) {
 
 absl::Status FrameParser::ReadHeader(const char* header) {
   if (ReadU32(header) != kFrameMagic) {
-    return absl::InvalidArgumentError("the peer does not speak Landbridge's frames (bad magic number)");
+    const absl::string_view start(header, 4);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the peer does not speak Landbridge's frames (bad magic number)",
+        start == "PRI " ? ": it is a gRPC client. JAX clients connect to the proxy's port: JAX_BACKEND_TARGET=grpc://HOST:29000"
+        : start == "GET " || start == "POST" || start == "HEAD"
+            ? ": it speaks HTTP; ask this process with `landbridge status`"
+            : ""));
   }
   length_ = ReadU32(header + 4);
   crc_ = ReadU32(header + 8);

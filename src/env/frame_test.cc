@@ -61,6 +61,17 @@ TEST(FrameParser, LimitIsCheckedBeforeMemoryIsTaken) {
   EXPECT_FALSE(parser.Feed(EncodeFrame(1, "fine"), Collect(&frames)).ok());  // there is no way back into step
 }
 
+TEST(FrameParser, StrangersAreTold) {
+  auto said = [](absl::string_view bytes) {
+    FrameParser parser;
+    Frames frames;
+    return std::string(parser.Feed(bytes, Collect(&frames)).message());
+  };
+  EXPECT_NE(said("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").find("it is a gRPC client"), std::string::npos);
+  EXPECT_NE(said("GET / HTTP/1.1\r\nHost: x\r\n").find("it speaks HTTP"), std::string::npos);
+  EXPECT_EQ(said("something else entirely"), "the peer does not speak Landbridge's frames (bad magic number)");
+}
+
 TEST(FrameParser, MemoryFollowsWhatArrivedNotWhatWasAnnounced) {
   FrameParser parser;
   Frames frames;

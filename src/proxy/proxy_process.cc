@@ -73,6 +73,7 @@ absl::Status ProxyProcess::Run() {
   IfrtFrontDoorOptions door;
   door.space = life_.value();
   door.shared_directory = options_.shared_directory;
+  door.log_place = LogPlace();
   door.now = [] { return MonotonicClock().Now(); };
   door.run_after = [this](DurationNs delay, std::function<void()> task) { loop_.RunAfter(delay, std::move(task)); };
   door_ = std::make_unique<IfrtFrontDoor>(
@@ -109,6 +110,12 @@ absl::Status ProxyProcess::Run() {
   }
   loop_.RunEvery(TickPeriod(options_.times), [this] {
     controller_.OnTime(loop_.Now());
+    if (!door_open_) {
+      const std::string reason = agent_->waits_for();
+      door_->ExpireInits(absl::UnavailableError(absl::StrCat(
+          "this proxy has no devices yet: it waits for ",
+          reason.empty() ? "the resource manager to declare its slices" : reason)));
+    }
     trimmer_.Tick(work_done_, loop_.Now());
     for (auto it = executables_served_.begin(); it != executables_served_.end();) {
       if (it->second.expired()) {
@@ -322,7 +329,17 @@ void ProxyProcess::Resolve(RequestId request, const absl::Status& status) { door
 void ProxyProcess::ResolveRead(RequestId request, absl::StatusOr<ReadResult> result) {
   door_->OnResolveRead(request, std::move(result));
 }
-void ProxyProcess::ResolveExplain(RequestId, std::string) {}
+void ProxyProcess::ResolveExplain(RequestId request, std::string text) {
+  auto it = explaining_.find(request);
+  if (it == explaining_.end()) return;
+  Explaining asked = std::move(it->second);
+  explaining_.erase(it);
+  loop_.Cancel(asked.limit);
+  json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (answer.is_discarded()) return asked.answer(absl::InternalError("the controller's explanation is not JSON"));
+  answer["slices"] = Slices();
+  asked.answer(std::move(answer));
+}
 void ProxyProcess::ServeHostBuffer(uint64_t key, std::vector<Incarnation> workers) {
   door_->ServeHostBuffer(key, std::move(workers));
 }
@@ -346,6 +363,19 @@ void ProxyProcess::StopServingExecutable(Incarnation, ExecutableId) {}
 
 void ProxyProcess::AddAdminAnswers() {
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
+  admin_.Add("explain", AdminTable::Handler([this](const json&, AdminTable::Answer answer) { Explain(std::move(answer)); }));
+}
+
+void ProxyProcess::Explain(AdminTable::Answer answer) {
+  if (explaining_.size() >= limits::kExplainsOpenMax) {
+    return answer(absl::ResourceExhaustedError(
+        absl::StrCat(limits::kExplainsOpenMax, " explanations are under way already; ask again")));
+  }
+  const RequestId request(next_explain_++);
+  Explaining& asked = explaining_[request];
+  asked.answer = std::move(answer);
+  asked.limit = loop_.RunAfter(limits::kExplainPatience, [this, request] { controller_.EndExplain(request); });
+  controller_.Explain(request, loop_.Now());
 }
 
 json ProxyProcess::Status() {
@@ -354,6 +384,8 @@ json ProxyProcess::Status() {
   out["address"] = client_address_;
   out["version"] = BuildVersion();
   out["ready"] = door_open_;
+  out["log"] = LogPlace();
+  if (const std::string reason = agent_->waits_for(); !reason.empty()) out["waits_for"] = reason;
   out["counts"] = {{"sessions", counts.sessions},
                    {"arrays", counts.arrays},
                    {"buffers", counts.buffers},
@@ -378,6 +410,11 @@ json ProxyProcess::Status() {
                     {"plugin_sha256", compiler_->plugin_sha256()}};
   out["workers_lost"] = losses_;
   out["flushes"] = flushes_;
+  out["slices"] = Slices();
+  return out;
+}
+
+json ProxyProcess::Slices() const {
   json slices = json::array();
   for (const HolderLease::SliceView& view : agent_->lease().slices()) {
     json slice = {{"index", view.slice.index}, {"type", view.type}, {"placed", view.grant.has_value()}};
@@ -416,8 +453,7 @@ json ProxyProcess::Status() {
     slice["workers"] = std::move(workers);
     slices.push_back(std::move(slice));
   }
-  out["slices"] = std::move(slices);
-  return out;
+  return slices;
 }
 
 }  // namespace landbridge

@@ -84,6 +84,8 @@ class ProxyProcess : private ControllerSink {
   Member* Find(const MemberRef& ref);
   void AddAdminAnswers();
   nlohmann::json Status();
+  nlohmann::json Slices() const;
+  void Explain(AdminTable::Answer answer);
 
   ProxyOptions options_;
   Loop loop_;
@@ -106,6 +108,12 @@ class ProxyProcess : private ControllerSink {
   uint64_t work_done_ = 0;           // grows with every frame sent and report taken
   uint64_t flushes_ = 0;             // turns of the loop at whose end something was sent
   MemoryTrimmer trimmer_;
+  struct Explaining {
+    AdminTable::Answer answer;
+    Loop::TimerId limit = 0;
+  };
+  absl::flat_hash_map<RequestId, Explaining> explaining_;
+  uint64_t next_explain_ = 1;
   std::vector<Incarnation> dirty_;   // members with something to send
   absl::Status failure_;
 };

@@ -41,13 +41,13 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void Stop();
 
   // --- Any thread.
-  absl::StatusOr<std::shared_ptr<SessionPipe>> Open(const std::string& peer, int protocol_version,
-                                                    const SessionHints& hints);
+  absl::StatusOr<std::shared_ptr<SessionPipe>> Open(ClientHello hello);
   void Closed(const std::shared_ptr<SessionPipe>& pipe);
   size_t session_count() const { return session_count_.load(); }
 
   // --- Loop.
   void SetDevices(DeviceCatalog catalog);
+  void ExpireInits(const absl::Status& why);
   void Record(RequestId request, std::variant<absl::Status, absl::StatusOr<ReadResult>> answer);
   void Drain();
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
@@ -143,6 +143,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   CompileService* const compiler_;
   dataplane::DataPlane* const data_plane_;
   std::shared_ptr<HostBuffers> buffers_;
+  const std::shared_ptr<SharedDirectory> shared_directory_ = std::make_shared<SharedDirectory>(options_.shared_directory);
 
   std::unique_ptr<GrpcServer> server_;
   std::atomic<uint64_t> next_session_{1};
@@ -174,15 +175,13 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
 
 absl::StatusOr<int> IfrtFrontDoor::Impl::Start(const std::string& listen_address) {
   GrpcServiceHooks hooks;
-  hooks.open = [this](const std::string& peer, int version, const SessionHints& hints) {
-    return Open(peer, version, hints);
-  };
+  hooks.open = [this](ClientHello hello) { return Open(std::move(hello)); };
   hooks.closed = [this](const std::shared_ptr<SessionPipe>& pipe) { Closed(pipe); };
   hooks.release_read = [this](RequestId read) {
     PostSelf([read](Impl& self) { self.controller_->ReleaseRead(read); });
   };
   LB_ASSIGN_OR_RETURN(server_, GrpcServer::Start(listen_address, std::move(hooks), buffers_, data_plane_,
-                                                 options_.shared_directory));
+                                                 shared_directory_, options_.message_bytes_max));
   return server_->port();
 }
 
@@ -197,12 +196,12 @@ void IfrtFrontDoor::Impl::Stop() {
   server_.reset();
 }
 
-absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(const std::string& peer, int protocol_version,
-                                                                       const SessionHints& hints) {
+absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHello hello) {
   SessionCore::Options core;
   core.session = SessionId(next_session_.fetch_add(1));
-  core.protocol_version = protocol_version;
-  core.hints = hints;
+  core.protocol_version = hello.protocol_version;
+  core.hints = hello.hints;
+  core.log_place = options_.log_place;
   auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
     if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
   });
@@ -216,8 +215,9 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(const std
     pipes_.emplace(core.session, pipe);
     ++session_count_;
   }
-  core.wire_id = buffers_->OpenSession(core.session, peer);
-  PostSelf([pipe, peer, core](Impl& self) { self.OpenOnLoop(pipe, peer, core); });
+  core.wire_id = buffers_->OpenSession(core.session, hello.peer);
+  shared_directory_->Open(core.session, core.wire_id, hello.peer, std::move(hello.shared_folder));
+  PostSelf([pipe, peer = std::move(hello.peer), core](Impl& self) { self.OpenOnLoop(pipe, peer, core); });
   return pipe;
 }
 
@@ -227,6 +227,7 @@ void IfrtFrontDoor::Impl::Closed(const std::shared_ptr<SessionPipe>& pipe) {
     if (pipes_.erase(pipe->session()) > 0) --session_count_;
   }
   buffers_->CloseSession(pipe->session());
+  shared_directory_->Close(pipe->session());
   PostSelf([session = pipe->session()](Impl& self) { self.CloseOnLoop(session); });
 }
 
@@ -261,6 +262,11 @@ void IfrtFrontDoor::Impl::CloseOnLoop(SessionId session) {
 void IfrtFrontDoor::Impl::SetDevices(DeviceCatalog catalog) {
   catalog_ = std::make_unique<DeviceCatalog>(std::move(catalog));
   for (auto& [id, session] : sessions_) session->core.SetDevices(catalog_.get());
+  Drain();
+}
+
+void IfrtFrontDoor::Impl::ExpireInits(const absl::Status& why) {
+  for (auto& [id, session] : sessions_) session->core.ExpireInits(options_.now() - limits::kInitPatience, why);
   Drain();
 }
 
@@ -397,6 +403,7 @@ std::string IfrtFrontDoor::Impl::StatusJson() const {
   json["host_buffers"] = {{"unclaimed", buffers.unclaimed},   {"expected", buffers.expected},
                           {"claimed", buffers.claimed},       {"results", buffers.results},
                           {"parked_stores", buffers.parked_stores}, {"bytes_held", buffers.bytes_held}};
+  json["uploads_by_file"] = shared_directory_->uploads();
   json["sessions"] = nlohmann::json::array();
   for (const auto& [id, session] : sessions_) {
     const SessionCore::Counts counts = session->core.counts();
@@ -425,6 +432,7 @@ IfrtFrontDoor::~IfrtFrontDoor() { impl_->Stop(); }
 absl::StatusOr<int> IfrtFrontDoor::Start(const std::string& listen_address) { return impl_->Start(listen_address); }
 void IfrtFrontDoor::Stop() { impl_->Stop(); }
 void IfrtFrontDoor::SetDevices(DeviceCatalog catalog) { impl_->SetDevices(std::move(catalog)); }
+void IfrtFrontDoor::ExpireInits(const absl::Status& why) { impl_->ExpireInits(why); }
 void IfrtFrontDoor::OnResolve(RequestId request, const absl::Status& status) { impl_->Record(request, status); }
 void IfrtFrontDoor::OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result) {
   impl_->Record(request, std::move(result));

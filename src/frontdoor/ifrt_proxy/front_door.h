@@ -26,6 +26,8 @@ namespace landbridge {
 struct IfrtFrontDoorOptions {
   uint64_t space = 0;                  // the controller's space of data-plane keys
   std::string shared_directory;        // for uploads by file (ifrt-proxy.md 4.4); empty: refused
+  std::string log_place;               // of this process (LogPlace()): errors name it; empty: they do not
+  int message_bytes_max = limits::kClientMessageBytesMax;    // of one message of a client
   size_t store_pool_bytes = limits::kStorePoolBytesDefault;  // chunks of uploads that nobody asks for yet
   // Monotonic clock, from any thread.
   std::function<TimeNs()> now;
@@ -59,6 +61,9 @@ class IfrtFrontDoor {
 
   // [loop] Lets clients in. Call once; DeclareDevices of the controller comes first.
   void SetDevices(DeviceCatalog catalog);
+  // [loop] While there are no devices: clients that have waited for them for limits::kInitPatience hear `why`. Call it
+  // now and then.
+  void ExpireInits(const absl::Status& why);
 
   // --- What the controller's sink says about the door's requests and buffers. [loop]
   void OnResolve(RequestId request, const absl::Status& status);

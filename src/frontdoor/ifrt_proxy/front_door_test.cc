@@ -103,6 +103,7 @@ class TestLoop {
 
 class FrontDoorTest : public ::testing::Test {
  protected:
+  static constexpr int kMessageBytesMax = 64 << 20;  // as the real limit, so that a test can reach it
   FrontDoorTest() : loop_([this] { AfterTurn(); }) {
     proxy_plane_ = fabric_.MakeDataPlane({.self = Incarnation(1), .token = {}, .authorizer = {}, .peer_failed = {}});
     for (int s = 0; s < FakeCluster::kSlices; ++s) {
@@ -146,6 +147,7 @@ class FrontDoorTest : public ::testing::Test {
           loop_.Post(std::move(task));
         }
       };
+      options.message_bytes_max = kMessageBytesMax;
       door_ = std::make_unique<IfrtFrontDoor>(
           std::move(options), &cluster_->controller,
           [this](absl::AnyInvocable<void()> run) { loop_.Post(std::move(run)); }, nullptr, proxy_plane_.get());
@@ -650,6 +652,23 @@ TEST_F(FrontDoorTest, ProgramsLargerThanGrpcsDefaultArrive) {
   request.mutable_compile_request()->mutable_compile_options()->set_type_name("xla::ifrt::XlaCompileOptions");
   const auto response = client.Call(request);  // there is no compiler in this test
   EXPECT_EQ(response.response_metadata().status().code(), 9);
+}
+
+TEST_F(FrontDoorTest, AMessageAboveTheLimitEndsItsSendersSessionOnly) {
+  LetIn();
+  Client other(stub_.get());
+  other.Init();
+  {
+    Client client(stub_.get());
+    client.Init();
+    proxy::IfrtRequest request;
+    request.mutable_compile_request()->mutable_program()->set_data(std::string(kMessageBytesMax + 1, 'x'));
+    client.Send(request);
+    EXPECT_FALSE(client.Finish().ok());
+  }
+  proxy::IfrtRequest request;
+  request.mutable_check_future_request()->set_future_handle(1);
+  EXPECT_EQ(other.Call(request).response_metadata().status().code(), 3);
 }
 
 TEST_F(FrontDoorTest, FilesAreRefusedWithoutADirectory) {

@@ -80,13 +80,9 @@ struct ReadFromDisk {
     service.RequestHostBufferReadFromDisk(context, request, writer, queue, queue, tag);
   }
   static absl::Status Answer(GrpcDoor& door, const std::string& peer, const Request& request, Response*) {
-    if (door.shared_directory.empty()) {
-      return absl::UnimplementedError("This server has no shared directory for uploads; unset "
-                                      "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
-    }
     const auto& metadata = request.metadata();
     absl::StatusOr<std::shared_ptr<const char>> bytes =
-        MapUploadedFile(door.shared_directory, metadata.handle(), metadata.buffer_size());
+        door.shared_directory->Map(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size());
     if (!bytes.ok()) return bytes.status();
     return door.buffers->StoreMapped(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size(),
                                      *std::move(bytes));
@@ -124,7 +120,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
                                                               GrpcServiceHooks hooks,
                                                               std::shared_ptr<HostBuffers> buffers,
                                                               dataplane::DataPlane* data_plane,
-                                                              std::string shared_directory) {
+                                                              std::shared_ptr<SharedDirectory> shared_directory,
+                                                              int message_bytes_max) {
   std::unique_ptr<GrpcServer> made(new GrpcServer());
   GrpcDoor& door = made->door_;
   door.hooks = std::move(hooks);
@@ -133,7 +130,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   door.shared_directory = std::move(shared_directory);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(listen_address, grpc::InsecureServerCredentials(), &made->port_);
-  builder.SetMaxReceiveMessageSize(-1);  // programs with constants are large; sizes are checked where they mean memory
+  builder.SetMaxReceiveMessageSize(message_bytes_max);
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a busy port is an error
   // Notice a dead client host; never end an idle session, and never mind a client's own pings.
@@ -150,8 +147,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   made->server_ = builder.BuildAndStart();
   if (made->server_ == nullptr || made->port_ == 0) {
     made->server_.reset();
-    return absl::FailedPreconditionError(absl::StrCat("Cannot listen on ", listen_address,
-                                                      ": is the port taken, or the address not ours?"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot listen on ", listen_address,
+                     ": the port is in use by another process, or the address is not one of this machine; choose "
+                     "another one (port 0: any free)"));
   }
   for (const auto& lane : made->lanes_) {
     UnaryCall<GetVersion>::Listen(&door, lane.get());

@@ -16,15 +16,22 @@
 #include "frontdoor/ifrt_proxy/call.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
+#include "frontdoor/ifrt_proxy/shared_directory.h"
 #include "proto/ifrt_proxy/grpc_ifrt_service.grpc.pb.h"
 
 namespace landbridge {
 
+// What a client says of itself at the start of its session.
+struct ClientHello {
+  std::string peer;                    // its host
+  int protocol_version = 0;
+  std::string shared_folder;           // see SharedDirectory
+  SessionHints hints;
+};
+
 struct GrpcServiceHooks {
   // A client wants a session; from any thread. Its requests come through the pipe until `closed`.
-  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(const std::string& peer, int protocol_version,
-                                                             const SessionHints& hints)>
-      open;
+  std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(ClientHello hello)> open;
   std::function<void(const std::shared_ptr<SessionPipe>&)> closed;
   std::function<void(RequestId)> release_read;
 };
@@ -42,7 +49,7 @@ struct GrpcDoor {
   GrpcServiceHooks hooks;
   std::shared_ptr<HostBuffers> buffers;
   dataplane::DataPlane* data_plane = nullptr;
-  std::string shared_directory;
+  std::shared_ptr<SharedDirectory> shared_directory;
   IfrtService service;
   CallCount calls;
 };
@@ -50,11 +57,12 @@ struct GrpcDoor {
 // Thread-safety: Start and Stop from one owner.
 class GrpcServer {
  public:
-  // Listens on "host:port" (port 0: any free one). FAILED_PRECONDITION when the port is taken.
+  // Listens on "host:port" (port 0: any free one). A message above `message_bytes_max` ends its call. FAILED_PRECONDITION when the port is taken.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& listen_address, GrpcServiceHooks hooks,
                                                            std::shared_ptr<HostBuffers> buffers,
                                                            dataplane::DataPlane* data_plane,
-                                                           std::string shared_directory);
+                                                           std::shared_ptr<SharedDirectory> shared_directory,
+                                                           int message_bytes_max);
   ~GrpcServer() { Stop(); }
   int port() const { return port_; }
   // Cancels all calls and joins the threads.

@@ -1,6 +1,7 @@
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -435,7 +436,7 @@ class SharedDirectoryTest : public HostBuffersTest {
 TEST_F(SharedDirectoryTest, MappedAndUnlinkedAtOnce) {
   const std::string bytes = Pattern(3u << 20);
   Write("lt_12", bytes);
-  auto mapped = MapUploadedFile(directory, 12, static_cast<int64_t>(bytes.size()));
+  auto mapped = MapUploadedFile(directory, "", 12, static_cast<int64_t>(bytes.size()));
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   EXPECT_NE(::access((directory + "/lt_12").c_str(), F_OK), 0);
   EXPECT_TRUE(buffers->StoreMapped(wire, "me", 12, static_cast<int64_t>(bytes.size()), *mapped).ok());
@@ -448,15 +449,73 @@ TEST_F(SharedDirectoryTest, MappedAndUnlinkedAtOnce) {
 }
 
 TEST_F(SharedDirectoryTest, WhatIsRefused) {
-  EXPECT_EQ(MapUploadedFile(directory, 1, 3).status().code(), absl::StatusCode::kInvalidArgument);  // no such file
+  EXPECT_EQ(MapUploadedFile(directory, "", 1, 3).status().code(), absl::StatusCode::kInvalidArgument);  // no such file
   Write("lt_2", "abc");
-  EXPECT_EQ(MapUploadedFile(directory, 2, 4).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MapUploadedFile(directory, "", 2, 4).status().code(), absl::StatusCode::kInvalidArgument);
   ASSERT_EQ(::symlink("/etc/hostname", (directory + "/lt_3").c_str()), 0);
-  EXPECT_EQ(MapUploadedFile(directory, 3, 3).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MapUploadedFile(directory, "", 3, 3).status().code(), absl::StatusCode::kInvalidArgument);
   ::unlink((directory + "/lt_3").c_str());
   // Handles are cut to 32 bits, with their sign, as the client does.
   Write("lt_-1", "abc");
-  EXPECT_TRUE(MapUploadedFile(directory, 0xffffffffull, 3).ok());
+  EXPECT_TRUE(MapUploadedFile(directory, "", 0xffffffffull, 3).ok());
+}
+
+TEST_F(SharedDirectoryTest, ClientsWithFoldersOfTheirOwnDoNotMeet) {
+  SharedDirectory shared(directory);
+  shared.Open(SessionId(1), 101, "me", "one");
+  shared.Open(SessionId(2), 102, "me", "two");
+  for (const char* folder : {"one", "two"}) {
+    ASSERT_EQ(::mkdir((directory + "/" + folder).c_str(), 0700), 0);
+    Write(std::string(folder) + "/lt_1", folder);
+    Write(std::string(folder) + "/lt_2", "left behind");
+  }
+  EXPECT_EQ(std::string(shared.Map(101, "me", 1, 3).value().get(), 3), "one");
+  EXPECT_EQ(std::string(shared.Map(102, "me", 1, 3).value().get(), 3), "two");
+  shared.Close(SessionId(1));
+  EXPECT_NE(::access((directory + "/one").c_str(), F_OK), 0);
+  EXPECT_EQ(::access((directory + "/two/lt_2").c_str(), F_OK), 0);
+  shared.Close(SessionId(2));
+  EXPECT_NE(::access((directory + "/two").c_str(), F_OK), 0);
+}
+
+TEST_F(SharedDirectoryTest, ClientsWithoutAFolderTakeTurns) {
+  SharedDirectory shared(directory);
+  for (uint64_t n : {1, 2}) shared.Open(SessionId(n), 100 + n, "me", "");
+  Write("lt_1", "one");
+  EXPECT_TRUE(shared.Map(101, "me", 1, 3).ok());
+  Write("lt_1", "two");
+  const absl::Status refused = shared.Map(102, "me", 1, 3).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("install the landbridge package"));
+  shared.Close(SessionId(1));
+  EXPECT_NE(::access((directory + "/lt_1").c_str(), F_OK), 0);  // whose it was is not known
+  Write("lt_1", "new");
+  EXPECT_EQ(std::string(shared.Map(102, "me", 1, 3).value().get(), 3), "new");
+  shared.Close(SessionId(2));
+}
+
+TEST_F(SharedDirectoryTest, ForeignSessionsTouchNothing) {
+  SharedDirectory shared(directory);
+  shared.Open(SessionId(1), 101, "me", "");
+  Write("lt_1", "abc");
+  EXPECT_EQ(shared.Map(102, "me", 1, 3).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shared.Map(101, "you", 1, 3).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(::access((directory + "/lt_1").c_str(), F_OK), 0);
+  shared.Close(SessionId(1));
+  ::unlink((directory + "/lt_1").c_str());
+  EXPECT_EQ(SharedDirectory("").Map(101, "me", 1, 3).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_F(SharedDirectoryTest, FoldersOutsideAreRefused) {
+  EXPECT_TRUE(SharedDirectory::CheckFolder("landbridge-12_ab").ok());
+  for (const char* bad : {"..", "a/b", "/etc", ".", "a b"}) EXPECT_FALSE(SharedDirectory::CheckFolder(bad).ok()) << bad;
+  EXPECT_FALSE(SharedDirectory::CheckFolder(std::string(65, 'a')).ok());
+  SharedDirectory shared(directory);
+  shared.Open(SessionId(1), 101, "me", "link");
+  ASSERT_EQ(::symlink("/tmp", (directory + "/link").c_str()), 0);
+  EXPECT_EQ(shared.Map(101, "me", 1, 3).status().code(), absl::StatusCode::kInvalidArgument);
+  shared.Close(SessionId(1));
+  ::unlink((directory + "/link").c_str());
 }
 
 }  // namespace

@@ -62,7 +62,13 @@ class SessionCall final : public Call, private SessionPipe::Stream {
     if (absl::Status status = CheckVersion(metadata.version()); !status.ok()) return status;
     absl::StatusOr<SessionHints> hints = ParseSessionHints(metadata.initialization_data());
     if (!hints.ok()) return hints.status();
-    return door_->hooks.open(PeerHost(context_.peer()), metadata.version().protocol_version(), *hints);
+    ClientHello hello{PeerHost(context_.peer()), metadata.version().protocol_version(), "", *hints};
+    const auto& data = metadata.initialization_data().attributes();
+    if (auto folder = data.find(kSharedFolderKey); folder != data.end()) {
+      hello.shared_folder = folder->second.string_value();
+      if (absl::Status status = SharedDirectory::CheckFolder(hello.shared_folder); !status.ok()) return status;
+    }
+    return door_->hooks.open(std::move(hello));
   }
 
   // SessionPipe::Stream.

@@ -13,15 +13,23 @@ namespace landbridge {
 namespace proxy = xla::ifrt::proxy;
 
 SessionCore::SessionCore(Options options, Controller* controller, SessionHost* host)
-    : options_(options), controller_(controller), host_(host) {}
+    : options_(std::move(options)), controller_(controller), host_(host) {}
 
 SessionCore::~SessionCore() = default;
 
 void SessionCore::SetDevices(const DeviceCatalog* catalog) {
   catalog_ = catalog;
-  std::vector<Op> waiting;
-  waiting.swap(waiting_inits_);
-  for (const Op& op : waiting) AnswerInit(op);
+  for (const WaitingInit& waiting : std::exchange(waiting_inits_, {})) AnswerInit(waiting.op);
+}
+
+void SessionCore::ExpireInits(TimeNs before, const absl::Status& why) {
+  for (WaitingInit& waiting : std::exchange(waiting_inits_, {})) {
+    if (waiting.since <= before) {
+      Fail(waiting.op, why);
+    } else {
+      waiting_inits_.push_back(std::move(waiting));
+    }
+  }
 }
 
 SessionCore::Counts SessionCore::counts() const {
@@ -89,7 +97,7 @@ void SessionCore::Dispatch(Op op, const Request& request, TimeNs now) {
       if (catalog_ != nullptr) {
         AnswerInit(op);
       } else {
-        waiting_inits_.push_back(std::move(op));
+        waiting_inits_.push_back({std::move(op), now});
       }
       return;
     case Request::kCheckFutureRequest: return CheckFuture(std::move(op), request);
@@ -193,7 +201,8 @@ void SessionCore::Succeed(const Op& op, std::unique_ptr<Response> response) {
 void SessionCore::Fail(const Op& op, const absl::Status& status) {
   contexts_.Cite(status);
   auto response = NewResponse(op);
-  *response->mutable_response_metadata()->mutable_status() = wire::ToProto(status);
+  *response->mutable_response_metadata()->mutable_status() = wire::ToProto(
+      options_.log_place.empty() ? status : AddToEnd(status, absl::StrCat(" [log: ", options_.log_place, "]")));
   host_->Respond(std::move(response), /*awaited=*/true);
 }
 

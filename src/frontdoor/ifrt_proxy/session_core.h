@@ -61,6 +61,7 @@ class SessionCore {
     uint64_t wire_id = 0;
     int protocol_version = 25;
     SessionHints hints = {};
+    std::string log_place;             // named in every error; empty: not
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.
@@ -70,6 +71,8 @@ class SessionCore {
 
   // Init is answered when this has been called too.
   void SetDevices(const DeviceCatalog* catalog);
+  // Init requests from before `before` fail with `why`: the client tries again, and says it when its time is over.
+  void ExpireInits(TimeNs before, const absl::Status& why);
 
   // Every request gets exactly one response, now or later.
   void OnRequest(const xla::ifrt::proxy::IfrtRequest& request, TimeNs now);
@@ -101,6 +104,10 @@ class SessionCore {
     UserContexts::Hold hold;
     bool numbered = true;
     bool awaited = true;                           // else the client only notes the answer
+  };
+  struct WaitingInit {
+    Op op;
+    TimeNs since = 0;
   };
   // Strings live in the proxy: no device holds them.
   struct StringShard {
@@ -227,7 +234,7 @@ class SessionCore {
   Controller* const controller_;
   SessionHost* const host_;
   const DeviceCatalog* catalog_ = nullptr;
-  std::vector<Op> waiting_inits_;
+  std::vector<WaitingInit> waiting_inits_;
 
   UserContexts contexts_;                        // outlives all holds below
   absl::flat_hash_map<Handle, ArrayEntry> arrays_;

@@ -295,7 +295,7 @@ class SessionCoreTest : public ::testing::Test {
 
 TEST_F(SessionCoreTest, InitWaitsForTheDevicesAndIsNotNumbered) {
   FakeHost host;
-  SessionCore core({SessionId(1), 7, 25}, &cluster_.controller, &host);
+  SessionCore core({SessionId(1), 7, 25, ""}, &cluster_.controller, &host);
   IfrtRequest request;
   request.mutable_request_metadata()->set_op_id(1);
   request.mutable_init_request();
@@ -306,6 +306,23 @@ TEST_F(SessionCoreTest, InitWaitsForTheDevicesAndIsNotNumbered) {
   EXPECT_EQ(host.responses[1].init_response().session_id(), 7u);
   EXPECT_EQ(host.responses[1].init_response().all_devices_size(), 4);
   EXPECT_FALSE(host.responses[1].response_metadata().has_seq_num());
+}
+
+TEST_F(SessionCoreTest, AnInitThatWaitsForLongHearsWhyAndWhereTheLogIs) {
+  FakeHost host;
+  SessionCore core({SessionId(1), 7, 25, "/logs/proxy.log"}, &cluster_.controller, &host);
+  IfrtRequest request;
+  request.mutable_init_request();
+  for (uint64_t op = 1; op <= 2; ++op) {
+    request.mutable_request_metadata()->set_op_id(op);
+    core.OnRequest(request, static_cast<TimeNs>(op) * kSecond);
+  }
+  core.ExpireInits(1 * kSecond, absl::UnavailableError("no slices yet"));
+  ASSERT_EQ(host.responses.size(), 1u);
+  EXPECT_EQ(host.responses[1].response_metadata().status().code(), 14);
+  EXPECT_EQ(host.responses[1].response_metadata().status().message(), "no slices yet [log: /logs/proxy.log]");
+  core.SetDevices(&catalog_);
+  EXPECT_TRUE(host.responses[2].has_init_response());
 }
 
 TEST_F(SessionCoreTest, UploadAndReadBack) {

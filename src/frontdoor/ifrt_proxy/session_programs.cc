@@ -139,7 +139,9 @@ void SessionCore::Compile(Op op, const Request& request) {
     status = CompilePlugin(op, compile);
   } else if (type == "xla::ifrt::CustomCallProgram") {
     // JAX looks for this text and then runs the function in the client.
-    status = absl::UnimplementedError("PjRtCompiler requires an HloProgram");
+    status = absl::UnimplementedError(
+        "PjRtCompiler requires an HloProgram: this cluster runs no Python, so functions of colocated Python run in the "
+        "client");
   } else {
     status = absl::UnimplementedError(absl::StrCat("Programs of type '", type.substr(0, 100), "' are not supported"));
   }

@@ -155,6 +155,7 @@ WorkerInfo WorkerProcess::Describe() const {
   for (const pjrt::Memory* memory : client_->devices()[0].memories) info.add_memory_kinds(memory->kind);
   info.set_control_address(control_address());
   info.set_data_address(data_host_->address());
+  info.set_log_place(LogPlace());
   return info;
 }
 

@@ -1,0 +1,134 @@
+"""Hand-made calls at the servers' ports, for what no stock client would send."""
+
+import functools
+import json
+import socket
+import struct
+import subprocess
+import tempfile
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from conftest import ROOT
+
+# --- The proxy's gRPC service, with the messages of our own .proto files.
+
+SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
+SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
+STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
+
+
+@functools.cache
+def _pool():
+    with tempfile.NamedTemporaryFile() as out:
+        subprocess.run(["protoc", f"-I{ROOT}/src", "--include_imports", f"--descriptor_set_out={out.name}",
+                        "proto/ifrt_proxy/grpc_ifrt_service.proto", "proto/landbridge/cluster.proto",
+                        "proto/landbridge/control.proto"], check=True, timeout=60)
+        files = descriptor_pb2.FileDescriptorSet.FromString(out.read())
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    return pool
+
+
+def message(name, **fields):
+    """A message of package xla.ifrt.proxy (or of a full name)."""
+    full = name if "." in name else f"xla.ifrt.proxy.{name}"
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(full))(**fields)
+
+
+class Door:
+    """A client of the proxy's port."""
+
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(address.removeprefix("grpc://"),
+                                             [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.channel.close()
+
+    def unary(self, method, request, answer="GrpcHostBufferDeleteResponse", timeout=20):
+        call = self.channel.unary_unary(SERVICE + method, _bytes, type(message(answer)).FromString)
+        return call(request, timeout=timeout)
+
+    def store(self, chunks, session_id, handle, size, timeout=20, header=None):
+        if header is None:
+            header = message("GrpcHostBufferStoreMetadata", session_id=session_id, handle=handle,
+                             buffer_size=size).SerializeToString()
+        call = self.channel.stream_unary(SERVICE + "HostBufferStore", _bytes, bytes)
+        metadata = [(STORE_HEADER, header)] if header else []
+        return call(iter(chunks), metadata=metadata, timeout=timeout)
+
+    def lookup(self, session_id, handle, timeout=20):
+        call = self.channel.unary_stream(SERVICE + "HostBufferLookup", _bytes,
+                                         type(message("GrpcHostBufferLookupResponse")).FromString)
+        request = message("GrpcHostBufferLookupRequest", session_id=session_id, handle=handle)
+        return b"".join(part.data for part in call(request, timeout=timeout))
+
+    def session(self, requests, header=None, timeout=30):
+        """Responses to the requests, as an iterator."""
+        if header is None:
+            version = message("IfrtProxyVersion", protocol_version=25, ifrt_serdes_version_number=3)
+            header = message("GrpcIfrtSessionMetadata", version=version).SerializeToString()
+        call = self.channel.stream_stream(SERVICE + "IfrtSession", _bytes, type(message("IfrtResponse")).FromString)
+        return call(requests, metadata=[(SESSION_HEADER, header)] if header else [], timeout=timeout)
+
+
+def _bytes(request):
+    return request if isinstance(request, bytes) else request.SerializeToString()
+
+
+# --- Frames between daemons (env/frame.h): magic, length, CRC-32C, type; then the payload.
+
+MAGIC = 0x3142424C
+ADMIN_REQUEST, ADMIN_ANSWER = 10, 11
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def frame(kind, payload, magic=MAGIC, length=None, crc=None):
+    return struct.pack("<IIII", magic, len(payload) if length is None else length,
+                       crc32c(payload) if crc is None else crc, kind) + payload
+
+
+def exchange(port, data, timeout=15):
+    """Sends the bytes and returns everything that comes back until the other side closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
+        try:
+            s.sendall(data)
+            back = b""
+            while chunk := s.recv(65536):
+                back += chunk
+        except ConnectionResetError:
+            pass
+        return back
+
+
+def ask_many(port, questions, timeout=15):
+    """The answers of a daemon to questions that are sent all at once, in the order of the answers."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
+        s.sendall(b"".join(frame(ADMIN_REQUEST, json.dumps(question).encode()) for question in questions))
+        answers = []
+        for _ in questions:
+            magic, length, crc, kind = struct.unpack("<IIII", s.recv(16, socket.MSG_WAITALL))
+            assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
+            payload = s.recv(length, socket.MSG_WAITALL)
+            assert len(payload) == length and crc == crc32c(payload)
+            answers.append(json.loads(payload))
+        return answers
+
+
+def ask(port, question, timeout=15):
+    """The answer of a daemon to a question, as `landbridge status` asks."""
+    return ask_many(port, [question], timeout)[0]
