@@ -75,10 +75,10 @@ struct ExecuteArgs {
   std::vector<int> non_donatable;
   std::vector<DeviceId> devices;       // portable execution: one device; else empty
   int32_t launch_id = 0;
-  bool end_is_awaited = false;         // somebody waits for it to end: WhenDone is told without delay
   std::string call_site;
   std::optional<int32_t> priority = std::nullopt;  // instead of the session's
   PipelinePhase phase = PHASE_NONE;
+  bool end_is_awaited = false;         // somebody waits for it to end: WhenDone is told without delay
 };
 
 struct ExecuteResult {
