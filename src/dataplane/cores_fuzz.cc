@@ -18,12 +18,14 @@ using namespace landbridge::dataplane;  // NOLINT
 
 class FixedSource final : public Source {
  public:
-  explicit FixedSource(uint64_t size) : size_(size) {}
+  FixedSource(uint64_t size, bool copies) : size_(size), copies_(copies) {}
   uint64_t size() const override { return size_; }
   void Read(uint64_t, uint64_t, ReadDone) override { LB_CHECK(false); }  // the core only records
+  bool copies() const override { return copies_; }
 
  private:
   const uint64_t size_;
+  const bool copies_;
 };
 
 class Run {
@@ -166,9 +168,10 @@ void FuzzOne(absl::string_view input) {
         run.pulls.OnPeerDown(peer, absl::UnavailableError("down"));
         run.serves.OnPeerDown(peer);
         break;
-      case 8: run.pulls.OnReset(peer, absl::UnavailableError("reset")); break;
+      case 8: run.pulls.OnPeerDown(peer, absl::UnavailableError("reset")); break;
       case 9:
-        run.serves.Publish(Key{5, choices.Below(12)}, std::make_shared<FixedSource>(choices.Below(256) << choices.Below(16)),
+        run.serves.Publish(Key{5, choices.Below(12)},
+                           std::make_shared<FixedSource>(choices.Below(256) << choices.Below(16), choices.Flag()),
                            choices.Flag() ? PeerId() : peer);
         break;
       case 10: {
@@ -212,6 +215,7 @@ void FuzzOne(absl::string_view input) {
     run.Drain();
     LB_CHECK(run.pulls.pulls_open() == run.open.size());
     LB_CHECK(run.pulls.bytes_fetching() <= limits::kTransferWindowBytesTotal);
+    LB_CHECK(run.serves.bytes_staged() <= limits::kTransferStagedBytesMax);
   }
   for (const PeerId peer : {PeerId(2), PeerId(3)}) {
     run.pulls.OnPeerDown(peer, absl::UnavailableError("the end"));
@@ -228,7 +232,7 @@ void FuzzOne(absl::string_view input) {
   for (const auto& [id, size] : std::exchange(run.reads, {})) run.serves.OnReadDone(id, absl::UnavailableError("the end"));
   run.Drain();
   LB_CHECK(run.open.empty() && run.pulls.pulls_quarantined() == 0 && run.pulls.bytes_fetching() == 0);
-  LB_CHECK(quiescent_due == 0 && run.serves.requests() == 0 && run.serves.sends() == 0);
+  LB_CHECK(quiescent_due == 0 && run.serves.requests() == 0 && run.serves.sends() == 0 && run.serves.bytes_staged() == 0);
 }
 
 }  // namespace landbridge::fuzz

@@ -1,5 +1,5 @@
-// Messages, refusals and addresses of the data plane.
-#include "dataplane/wire.h"
+// Messages, refusals, addresses, handshakes and frames of the data plane.
+#include "dataplane/socket_wire.h"
 
 #include "base/limits.h"
 #include "base/log.h"
@@ -34,7 +34,10 @@ std::vector<std::string> FuzzSeeds() {
   Message refuse = request;
   refuse.type = MessageType::kRefuse;
   refuse.code = 5;
-  return {Encoded(request), Encoded(refuse), EncodeAddress({PeerId(9), "transport"}), std::string("\x03\0\0\0text", 8)};
+  return {Encoded(request), Encoded(refuse), EncodeHostAddress({"machine", "local", {"127.0.0.1:80"}}),
+          std::string("\x03\0\0\0text", 8), EncodeHello(Hello{StreamKind::kMessages, PeerId(1), PeerId(2), 3, 0, {}, {}}, {}, {}),
+          EncodeChallenge({}), EncodeMessageFrame(request, Bytes("payload")) + EncodeOfferFrame(request, 7, 8),
+          EncodeCookieFrame(FrameKind::kFetch, 9)};
 }
 
 void FuzzOne(absl::string_view input) {
@@ -43,8 +46,26 @@ void FuzzOne(absl::string_view input) {
     LB_CHECK(message->offset <= limits::kTransferBytesMax && message->size <= limits::kTransferBytesMax);
     if (message->type == MessageType::kRequest) LB_CHECK(message->offset + message->size <= message->end);
   }
-  if (const absl::StatusOr<Address> address = DecodeAddress(input); address.ok()) {
-    LB_CHECK(address->peer.valid() && EncodeAddress(*address) == input);
+  if (const absl::StatusOr<HostAddress> address = DecodeHostAddress(input); address.ok()) {
+    LB_CHECK(EncodeHostAddress(*address) == input);
+  }
+  const Nonce nonce = {};
+  const Token token = {1, 2};
+  if (const std::optional<Hello> hello = DecodeHello(input); hello.has_value()) {
+    LB_CHECK(hello->from.valid() && hello->to.valid());
+    LB_CHECK(!HelloIsGenuine(input, nonce, token) || EncodeHello(*hello, nonce, token) == input);
+  }
+  LB_CHECK(!CheckWelcome(input, nonce, token).ok() || input == EncodeWelcome(Verdict::kWelcome, nonce, token));
+  absl::Span<const std::byte> stream = Bytes(input);
+  Frame frame;
+  while (true) {
+    const size_t before = stream.size();
+    const FrameResult result = TakeFrame(&stream, &frame);
+    if (result != FrameResult::kFrame) {
+      LB_CHECK(stream.size() == before);
+      break;
+    }
+    LB_CHECK(stream.size() < before && frame.payload.size() <= limits::kTransferSmallBytesMax);
   }
   Choices choices(input);
   const auto code = static_cast<uint32_t>(choices.U64());

@@ -230,7 +230,7 @@ void ProxyProcess::OnFleet(const Fleet& fleet) {
   }
 }
 
-ProxyProcess::Member* ProxyProcess::Find(const MemberRef& ref) {
+ProxyProcess::Member* ProxyProcess::Find(const MemberRef& ref) const {
   auto it = lives_.find({ref.incarnation, ref.grant.slice});
   if (it == lives_.end()) return nullptr;
   Member* member = members_.at(it->second).get();
@@ -443,7 +443,7 @@ json ProxyProcess::Slices() const {
         }
         worker["devices"] = std::move(devices);
         json links = json::array();
-        for (const LinkUse& link : it->second->links) {
+        for (const LinkUse& link : known->links) {
           links.push_back({{"from", absl::StrCat(absl::Hex(link.peer()))}, {"bytes_received", link.bytes_received()}});
         }
         worker["links"] = std::move(links);

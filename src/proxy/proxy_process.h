@@ -81,7 +81,7 @@ class ProxyProcess : private ControllerSink {
   // Something was recorded for workers: send it in one frame each, at the end of this turn of the loop.
   void FlushSoon();
   void FlushStreams();
-  Member* Find(const MemberRef& ref);
+  Member* Find(const MemberRef& ref) const;
   void AddAdminAnswers();
   nlohmann::json Status();
   nlohmann::json Slices() const;
