@@ -142,7 +142,7 @@ absl::StatusOr<ArrayId> Controller::Impl::MakeFromHost(SessionId session, ArrayS
         upload->set_key(host.key);
         upload->set_pulled(pulled);
         upload->set_user_context(user_context);
-        nodes_.Add(ticket, life, session, now).makes.push_back(id);
+        nodes_.AddArray(nodes_.Add(ticket, life, session, now), id);
         uploads_.AddTarget(host.key, life, id);
       }
       Shard& at = group->at(shard);

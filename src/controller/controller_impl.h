@@ -92,6 +92,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   bool MustWait(const WorkerOp& op) const override;
   bool NeedsAbsentPeer(const WorkerOp& op) const;
   bool NeedsUnfinishedNode(const WorkerOp& op) const;
+  bool NeedsUnfinished(const ReshardSource& source) const;
   void BeforeSend(Life* life, WorkerOp* op) override;
   void AfterUploadSent(Life* life, uint64_t key) override;
   bool OldestAt(const Life* life, Ticket ticket) const override { return nodes_.OldestSent(life, ticket); }
@@ -112,6 +113,7 @@ class Controller::Impl : private ctl::DispatchHooks {
 
   // movement.cc
   absl::StatusOr<ctl::PlanPtr> PlanMove(const Array& array, const ArraySpec& target, CopySemantics semantics);
+  std::vector<ArrayId> SourcesOf(const Array& array) const;
   void NameSource(const Array& array, const ctl::Plan::Worker& worker, ReshardSource* proto) const;
   ArrayId Move(SessionId session, const Array& source, SpecPtr spec, const ctl::PlanPtr& plan, uint64_t user_context,
                TimeNs now);

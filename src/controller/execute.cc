@@ -143,7 +143,7 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
     }
     buffers_.NewWhole(id, session, placement->outputs[i], group);
     launch->add_outputs(id.value());
-    node.makes.push_back(id);
+    nodes_.AddArray(node, id);
     result.outputs.push_back(id);
   }
   dispatcher_.Send(life, std::move(op), session);

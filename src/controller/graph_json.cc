@@ -1,5 +1,7 @@
 // The controller's part of the live dataflow graph: operations that were not sent yet, and where devices are.
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
@@ -10,6 +12,16 @@ namespace landbridge {
 namespace {
 
 using nlohmann::json;
+
+std::vector<std::string> ArraysOf(const ReshardSource& source) {
+  std::vector<std::string> arrays;
+  if (source.shards_size() == 0) arrays.push_back(ArrayId(source.array()).ToString());
+  for (const BufferRefProto& shard : source.shards()) {
+    const std::string array = ArrayId(shard.array()).ToString();
+    if (arrays.empty() || arrays.back() != array) arrays.push_back(array);
+  }
+  return arrays;
+}
 
 json GraphOfLaunch(const Launch& launch) {
   json inputs = json::array(), outputs = json::array();
@@ -42,23 +54,22 @@ std::string Controller::Impl::GraphJson() const {
           json launch = GraphOfLaunch(entry.op.launch());
           launch["name"] = programs_.NameOf(ExecutableId(entry.op.launch().executable()));
           launches.push_back(std::move(launch));
-        } else if (entry.op.has_publish()) {
-          publishes.push_back({{"transfer", TransferId(entry.op.publish().transfer()).ToString()},
-                               {"array", ArrayId(entry.op.publish().ref().array()).ToString()}});
-        } else if (entry.op.has_make()) {
-          for (const MakeBuffer& buffer : entry.op.make().buffers()) {
-            json sources = json::array(), transfers = json::array();
-            for (const Piece& piece : buffer.pieces()) {
-              if (piece.has_remote()) {
-                transfers.push_back(TransferId(piece.remote().transfer()).ToString());
-              } else {
-                sources.push_back(ArrayId(piece.local().array()).ToString());
-              }
-            }
-            makes.push_back({{"ticket", Ticket(entry.op.make().ticket()).ToString()},
-                             {"array", ArrayId(buffer.target().ref().array()).ToString()},
-                             {"sources", std::move(sources)}, {"transfers", std::move(transfers)}});
+        } else if (entry.op.has_reshard_send()) {
+          const ReshardSend& send = entry.op.reshard_send();
+          for (const std::string& array : send.has_source() ? ArraysOf(send.source())
+                                                            : std::vector<std::string>{ArrayId(send.target()).ToString()}) {
+            publishes.push_back({{"transfer", TransferId(send.transfer()).ToString()}, {"array", array}});
           }
+        } else if (entry.op.has_reshard_receive()) {
+          const ReshardReceive& receive = entry.op.reshard_receive();
+          json transfers = json::array();
+          for (const ReshardEdgeProto& edge : receive.edges()) {
+            transfers.push_back(TransferId(edge.transfer()).ToString());
+          }
+          makes.push_back({{"ticket", Ticket(receive.ticket()).ToString()},
+                           {"array", ArrayId(receive.target()).ToString()},
+                           {"sources", receive.has_source() ? ArraysOf(receive.source()) : std::vector<std::string>()},
+                           {"transfers", std::move(transfers)}});
         }
       }
     }

@@ -34,6 +34,16 @@ void Controller::Impl::NameSource(const Array& array, const ctl::Plan::Worker& w
   }
 }
 
+// The arrays that hold its shards.
+std::vector<ArrayId> Controller::Impl::SourcesOf(const Array& array) const {
+  std::vector<ArrayId> sources;
+  for (uint32_t i = 0; i < array.size(); ++i) {
+    const ArrayId id = array.at(i).group->id;
+    if (sources.empty() || sources.back() != id) sources.push_back(id);
+  }
+  return sources;
+}
+
 // Puts the new array together: kept shards, and those that the plan's workers are told to make.
 ArrayId Controller::Impl::Move(SessionId session, const Array& source, SpecPtr spec, const ctl::PlanPtr& plan,
                                uint64_t user_context, TimeNs now) {
@@ -64,7 +74,9 @@ ArrayId Controller::Impl::Move(SessionId session, const Array& source, SpecPtr s
   std::vector<TransferId> transfers;
   for (uint32_t e = 0; e < plan->plan.edges.size(); ++e) {
     const ReshardEdge& edge = plan->plan.edges[e];
-    transfers.push_back(transfers_.Add({session, life_at(edge.from), life_at(edge.to), id, plan, e, false, false}));
+    ctl::Transfer transfer{session, life_at(edge.from), life_at(edge.to), id, plan, e, false, false, {}};
+    if (options_.sequential_dispatch && !edge.passed_on) transfer.sources = SourcesOf(source);
+    transfers.push_back(transfers_.Add(std::move(transfer)));
   }
   auto send = [&](bool passed_on) {
     for (uint32_t e = 0; e < plan->plan.edges.size(); ++e) {
@@ -90,7 +102,7 @@ ArrayId Controller::Impl::Move(SessionId session, const Array& source, SpecPtr s
     Life* life = life_at(worker.slot);
     const Ticket ticket = nodes_.NextTicket();
     ctl::Node& node = nodes_.Add(ticket, life, session, now);
-    node.makes.push_back(id);
+    nodes_.AddArray(node, id);
     node.shards = worker.makes;
     node.plan = plan;
     WorkerOp op;

@@ -2,12 +2,17 @@
 
 namespace landbridge::ctl {
 
-Node& NodeTable::Add(Ticket ticket, Node node) {
-  Node& added = nodes_.emplace(ticket, std::move(node)).first->second;
-  if (track_) {
-    for (ArrayId id : added.makes) ++unfinished_[id];
-  }
-  return added;
+Node& NodeTable::Add(Ticket ticket, Life* life, SessionId session, TimeNs now) {
+  Node& node = nodes_[ticket];
+  node.life = life;
+  node.session = session;
+  node.since = now;
+  return node;
+}
+
+void NodeTable::AddArray(Node& node, ArrayId id) {
+  node.makes.push_back(id);
+  if (track_) ++unfinished_[id];
 }
 
 void NodeTable::Erase(Ticket ticket) {

@@ -29,15 +29,6 @@ struct Node {
   PlanPtr plan;                           // of a reshard
 };
 
-inline Node NodeOf(Life* life, SessionId session, TimeNs now, std::initializer_list<ArrayId> makes) {
-  Node node;
-  node.life = life;
-  node.session = session;
-  node.since = now;
-  node.makes.assign(makes);
-  return node;
-}
-
 class NodeTable {
  public:
   static constexpr size_t kFailedKept = 65'536;
@@ -48,7 +39,9 @@ class NodeTable {
   // `track`: keep which arrays are not made yet, for Unfinished.
   explicit NodeTable(bool track) : track_(track) {}
 
-  Node& Add(Ticket ticket, Node node);
+  // The reference holds until the next Add.
+  Node& Add(Ticket ticket, Life* life, SessionId session, TimeNs now);
+  void AddArray(Node& node, ArrayId id);   // that it makes
   Node* Find(Ticket ticket) {
     auto it = nodes_.find(ticket);
     return it == nodes_.end() ? nullptr : &it->second;

@@ -24,6 +24,7 @@ struct Transfer {
   uint32_t edge = 0;        // of the plan
   bool published = false;   // the source's worker was told
   bool asked = false;       // the destination's worker was told
+  std::vector<ArrayId> sources;  // what the bytes are part of; only kept for sequential dispatch
 
   const ReshardEdge& plan_edge() const { return plan->plan.edges[edge]; }
   uint32_t pieces() const { return static_cast<uint32_t>(plan_edge().pieces.size()); }
