@@ -61,7 +61,7 @@ class SessionCore {
     uint64_t wire_id = 0;
     int protocol_version = 25;
     SessionHints hints = {};
-    std::string log_place;             // named in every error; empty: not
+    std::string log_place = {};        // named in every error; empty: not
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.

@@ -295,7 +295,7 @@ class SessionCoreTest : public ::testing::Test {
 
 TEST_F(SessionCoreTest, InitWaitsForTheDevicesAndIsNotNumbered) {
   FakeHost host;
-  SessionCore core({SessionId(1), 7, 25, ""}, &cluster_.controller, &host);
+  SessionCore core({SessionId(1), 7, 25, {}, ""}, &cluster_.controller, &host);
   IfrtRequest request;
   request.mutable_request_metadata()->set_op_id(1);
   request.mutable_init_request();
@@ -310,7 +310,7 @@ TEST_F(SessionCoreTest, InitWaitsForTheDevicesAndIsNotNumbered) {
 
 TEST_F(SessionCoreTest, AnInitThatWaitsForLongHearsWhyAndWhereTheLogIs) {
   FakeHost host;
-  SessionCore core({SessionId(1), 7, 25, "/logs/proxy.log"}, &cluster_.controller, &host);
+  SessionCore core({SessionId(1), 7, 25, {}, "/logs/proxy.log"}, &cluster_.controller, &host);
   IfrtRequest request;
   request.mutable_init_request();
   for (uint64_t op = 1; op <= 2; ++op) {

@@ -19,7 +19,7 @@ using xla::ifrt::proxy::IfrtResponse;
 
 class Host final : public SessionHost {
  public:
-  void Respond(std::unique_ptr<IfrtResponse> response) override {
+  void Respond(std::unique_ptr<IfrtResponse> response, bool) override {
     LB_CHECK(open.erase(response->response_metadata().op_id()) == 1);
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
