@@ -167,9 +167,9 @@ TEST(SchedulingTest, SequentialDispatchTakesARoundTripForEveryEdge) {
     const ArrayId c = run(0, move(b, 0));
     size_t sent = 0;
     for (int slot = 0; slot < 2; ++slot) {
-      for (const WorkerOp& op : world.At(slot).inbox) sent += op.has_launch() || op.has_make() || op.has_publish();
+      for (const WorkerOp& op : world.At(slot).inbox) sent += op.has_launch() || op.has_reshard_receive() || op.has_reshard_send();
     }
-    EXPECT_EQ(sent, sequential ? 1u : 7u);  // three launches, two makes, two publishes
+    EXPECT_EQ(sent, sequential ? 1u : 7u);  // three launches, two receives, two sends
     world.RunAll();
     Values want = {1, 2};
     for (int i = 0; i < 3; ++i) want = Apply({want}, 0);

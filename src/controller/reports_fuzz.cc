@@ -45,13 +45,11 @@ std::vector<WorkerReport> GoodReports(const WorkerOp& op) {
       report.mutable_uploads_done()->add_keys(op.upload().key());
       ended(op.upload().ticket());
       break;
-    case WorkerOp::kMake:
-      for (const MakeBuffer& make : op.make().buffers()) {
-        for (const Piece& piece : make.pieces()) {
-          if (piece.has_remote()) report.mutable_transfers_done()->add_transfers(piece.remote().transfer());
-        }
+    case WorkerOp::kReshardReceive:
+      for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) {
+        report.mutable_transfers_done()->add_transfers(edge.transfer());
       }
-      ended(op.make().ticket());
+      ended(op.reshard_receive().ticket());
       break;
     case WorkerOp::kRead:
       report.mutable_read_ready()->set_read(op.read().read());
