@@ -34,12 +34,12 @@ std::string PlaceWith(const std::string& path) {
 }
 
 TEST(LogPlaceTest, NamesTheFileOrTheProcess) {
-  const std::string file = ::testing::TempDir() + "/log_place.log";
+  const std::string file = ::testing::TempDir() + "log_place.log";
   EXPECT_EQ(PlaceWith(file), file);
   EXPECT_TRUE(absl::StartsWith(PlaceWith(""), "the standard error of landbridge-x (pid "));
   EXPECT_TRUE(absl::StartsWith(PlaceWith("/dev/null"), "the standard error of landbridge-x (pid "));
   // Clients retry for ever on some words, wherever they stand.
-  const std::string bad = ::testing::TempDir() + "/INTERNAL.log";
+  const std::string bad = ::testing::TempDir() + "INTERNAL.log";
   EXPECT_TRUE(absl::StartsWith(PlaceWith(bad), "the standard error of"));
   ::unlink(file.c_str());
   ::unlink(bad.c_str());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,6 +27,9 @@ std::string Bytes(int64_t bytes) {
 std::string Age(int64_t ms) {
   return ms < 0 ? "" : ms < 10'000 ? absl::StrCat(" for ", ms, " ms") : absl::StrCat(" for ", ms / 1000, " s");
 }
+
+// The other half of a copy, which is listed itself.
+bool IsSend(const WaitNode& node) { return absl::StartsWith(node.kind, "send"); }
 
 // "slice0/1" of "slice0" and worker 1.
 std::string PlaceOf(const json& slot) {
@@ -225,8 +229,7 @@ json WaitGraph::Rows() const {
   json rows = json::array();
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const WaitNode& node = nodes_[i];
-    // A send is the other half of a copy, which is listed.
-    if (!node.waits() || node.kind == "send") continue;
+    if (!node.waits() || IsSend(node)) continue;
     json row = {{"where", node.where}, {"what", node.name.empty() ? node.kind : absl::StrCat(node.kind, " ", node.name)},
                 {"state", node.state}, {"waits_for", Chain(i)}};
     if (!node.ticket.empty()) row["ticket"] = node.ticket;
@@ -261,7 +264,7 @@ std::string WaitGraph::Why(const std::string& filter) const {
     const WaitNode& node = nodes_[i];
     if (!filter.empty() && node.ticket == ticket) {
       roots.push_back(i);
-    } else if (node.waits() && node.kind != "send" && (filter.empty() || node.session == filter)) {
+    } else if (node.waits() && !IsSend(node) && (filter.empty() || node.session == filter)) {
       roots.push_back(i);
     }
   }

@@ -90,6 +90,8 @@ TEST(WaitGraph, WhyIsATree) {
 TEST(WaitGraph, OfASilentWorkerOnlyWhatItWasSentIsKnown) {
   json explained = Explained();
   explained["workers"]["slice0/0"] = nullptr;
+  EXPECT_EQ(RowOf(WaitGraph(explained).Rows(), "t8"), json());  // it was sent a moment ago
+  explained["controller"]["slots"][0]["sent"][0]["age_ms"] = 1500;
   const json rows = WaitGraph(explained).Rows();
   EXPECT_EQ(RowOf(rows, "t8")["waits_for"], "an answer of worker w0, which is silent");
   EXPECT_EQ(RowOf(rows, "t9"), json());
