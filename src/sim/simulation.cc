@@ -138,6 +138,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void Log(const std::string&) override {}
 
   void StartWorker(int slice);
+  void Hurt(Incarnation worker);
   void KillWorker(int slice);
   void StartRm();
   void TickRm(uint64_t life);
@@ -207,7 +208,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   uint64_t next_key_ = 1, next_request_ = 1, next_constant_ = 1;
   bool faults_on_ = true;
   bool devices_known_ = false;
-  std::set<int> slices_hurt_;                            // lost at least once
+  std::set<int> slices_hurt_;                            // virtual slices that were lost, or may be, at least once
   bool all_up_once_ = false;
   TimeNs last_fault_ = 0;
   int pulls_ = 0;
@@ -278,12 +279,18 @@ void Simulation::TickWorker(Incarnation incarnation) {
   world_.After(TickPeriod(LeaseTimes{}), [this, incarnation] { TickWorker(incarnation); });
 }
 
+// What lives in the virtual slice that the worker serves may be lost from now on, before the proxy has noticed.
+void Simulation::Hurt(Incarnation worker) {
+  auto member = members_.find(worker);
+  if (member != members_.end()) slices_hurt_.insert(member->second.ref.slice.index);
+}
+
 void Simulation::KillWorker(int slice) {
   const Incarnation incarnation = worker_of_slot_[static_cast<size_t>(slice)];
   auto it = workers_.find(incarnation);
   if (it == workers_.end()) return;
   world_.Trace([&] { return "killed: " + it->second->name(); });
-  slices_hurt_.insert(slice);
+  Hurt(incarnation);
   it->second->Die();
   dead_.push_back(std::move(it->second));
   workers_.erase(it);
@@ -581,7 +588,7 @@ void Simulation::Pause(int slice, DurationNs lasts) {
   world_.Trace([&] { return absl::StrCat("stopped for ", lasts / kMillisecond, " ms: ", worker->name()); });
   worker->Pause();
   // Long enough that some clock takes the lease as over.
-  if (lasts > limits::kLeaseDefault / 2) slices_hurt_.insert(slice);
+  if (lasts > limits::kLeaseDefault / 2) Hurt(incarnation);
   world_.After(lasts, [this, incarnation] {
     if (SimWorker* w = WorkerOf(incarnation)) w->Resume();
   });
