@@ -43,16 +43,20 @@ def session_wishes():
     """From the environment, for the connection: names and values as the proxy takes them."""
     wishes = {}
     if WEIGHT in os.environ:
-        wishes["landbridge_weight"] = _number(WEIGHT, float, "a number above 0").encode()
+        wishes["landbridge_weight"] = _number(WEIGHT, float, 1e-3, 1e3)
     if PRIORITY in os.environ:
-        wishes["landbridge_priority"] = _number(PRIORITY, int, "a whole number").encode()
+        wishes["landbridge_priority"] = _number(PRIORITY, int, -1_000_000, 1_000_000)
     return wishes
 
 
-def _number(name, kind, what):
+def _number(name, kind, low, high):
+    # Said here, since the stock client does not show why a server refuses its connection.
     text = os.environ[name]
     try:
-        kind(text)
+        good = low <= kind(text) <= high
     except ValueError:
-        raise ValueError(f"{name} is {text!r}, but must be {what}.") from None
-    return text
+        good = False
+    if not good:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} is {text!r}, but must be {what} from {low:g} to {high:g}.")
+    return text.encode()

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/cluster_state.h"
+#include "cli/dataflow_graph.h"
 #include "cli/group_watch.h"
 #include "cli/local_cluster.h"
 #include "cli/plugin_search.h"
@@ -394,6 +395,52 @@ int ShowWhy(const std::string& state_dir, const std::string& what, bool json) {
     printf("%s\n", what.empty() ? "nothing waits"
                                 : absl::StrCat("nothing of ", what, " waits: it has ended, or it never was").c_str());
     return 0;
+  }
+  printf("%s", text.c_str());
+  return 0;
+}
+
+namespace {
+
+constexpr milliseconds kGraphvizTimeout{60'000};
+
+absl::StatusOr<std::string> DotToSvg(const std::string& dot) {
+  std::string path = (fs::temp_directory_path() / "landbridge-graph-XXXXXX").string();
+  const int fd = mkstemp(path.data());
+  if (fd < 0) return absl::FailedPreconditionError(absl::StrCat("cannot make ", path, ": ", strerror(errno)));
+  close(fd);
+  absl::StatusOr<std::string> svg = absl::UnavailableError("not drawn");
+  if (absl::Status written = WriteFileAtomically(path, dot); written.ok()) {
+    svg = CaptureOutput({"dot", "-Tsvg", path}, kGraphvizTimeout);
+  } else {
+    svg = written;
+  }
+  std::error_code error;
+  fs::remove(path, error);
+  if (svg.ok()) return svg;
+  return absl::FailedPreconditionError(absl::StrCat("--svg needs graphviz's `dot` on PATH (", svg.status().message(),
+                                                    "); install graphviz, or take --dot and draw it elsewhere"));
+}
+
+}  // namespace
+
+int ShowGraph(const std::string& state_dir, GraphForm form) {
+  absl::StatusOr<ClusterState> state = LoadState(state_dir);
+  if (!state.ok()) return Fail(state.status(), kExitNotRunning);
+  absl::StatusOr<nlohmann::json> answer = CollectGraph(*state);
+  if (!answer.ok()) return Fail(AddContext(answer.status(), "the proxy does not tell its graph"));
+  const nlohmann::json graph = BuildDataflowGraph(*answer);
+  std::string text;
+  switch (form) {
+    case GraphForm::kText: text = DataflowGraphToText(graph); break;
+    case GraphForm::kJson: text = graph.dump(2) + "\n"; break;
+    case GraphForm::kDot: text = DataflowGraphToDot(graph); break;
+    case GraphForm::kSvg: {
+      absl::StatusOr<std::string> svg = DotToSvg(DataflowGraphToDot(graph));
+      if (!svg.ok()) return Fail(svg.status());
+      text = *std::move(svg);
+      break;
+    }
   }
   printf("%s", text.c_str());
   return 0;

@@ -34,6 +34,9 @@ int Restart(const std::string& state_dir, const std::string& name);
 int ShowStatus(const std::string& state_dir, bool json);
 // `what`: "" (everything), a session ("s1") or a launch ("t9" or "9").
 int ShowWhy(const std::string& state_dir, const std::string& what, bool json);
+// The live dataflow graph.
+enum class GraphForm { kText, kJson, kDot, kSvg };
+int ShowGraph(const std::string& state_dir, GraphForm form);
 int ShowDevices(const std::string& state_dir, bool json);
 
 }  // namespace landbridge::cli

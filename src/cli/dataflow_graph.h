@@ -1,4 +1,4 @@
-// The live dataflow graph of a cluster, from the proxy's answer to {"what": "explain", "graph": true}: nodes are launches
+// The live dataflow graph of a cluster, from the proxy's answer to "graph": nodes are launches
 // that have not ended, edges the tensors between them, also those that move between workers on the way.
 //
 // Thread-safety: plain values and functions.

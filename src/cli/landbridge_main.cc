@@ -125,6 +125,22 @@ int main(int argc, char** argv) {
   why_app->add_flag("--json", json, "Print the controller's and the workers' queues as JSON");
   why_app->callback([&] { exit_code = landbridge::cli::ShowWhy(state_or_default(), why_what, json); });
 
+  bool graph_json = false, graph_dot = false, graph_svg = false;
+  CLI::App* graph_app = app.add_subcommand("graph", "Show the live dataflow graph: unfinished launches and the tensors between them");
+  add_state(graph_app);
+  CLI::Option* as_json = graph_app->add_flag("--json", graph_json, "Print JSON");
+  CLI::Option* as_dot = graph_app->add_flag("--dot", graph_dot, "Print Graphviz; edges that stay on their worker are dashed");
+  CLI::Option* as_svg = graph_app->add_flag("--svg", graph_svg, "Print SVG; needs graphviz's `dot`");
+  as_json->excludes(as_dot)->excludes(as_svg);
+  as_dot->excludes(as_svg);
+  graph_app->callback([&] {
+    using landbridge::cli::GraphForm;
+    exit_code = landbridge::cli::ShowGraph(state_or_default(), graph_json  ? GraphForm::kJson
+                                                               : graph_dot ? GraphForm::kDot
+                                                               : graph_svg ? GraphForm::kSvg
+                                                                           : GraphForm::kText);
+  });
+
   CLI::App* devices_app = app.add_subcommand("devices", "List the devices that clients see");
   add_state(devices_app);
   devices_app->add_flag("--json", json, "Print JSON");

@@ -155,6 +155,7 @@ json CollectStatus(const ClusterState& state, const std::string& state_dir) {
 }
 
 absl::StatusOr<json> CollectExplain(const ClusterState& state) { return Ask(state, "proxy", "explain"); }
+absl::StatusOr<json> CollectGraph(const ClusterState& state) { return Ask(state, "proxy", "graph"); }
 
 std::string RenderStatus(const json& report) {
   std::string text = absl::StrCat(report.at("running").get<bool>() ? "running at " : "ended; was at ",

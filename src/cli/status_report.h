@@ -32,6 +32,8 @@ nlohmann::json BuildStatus(const ClusterState& state, const std::string& state_d
 
 // The proxy's answer to "explain".
 absl::StatusOr<nlohmann::json> CollectExplain(const ClusterState& state);
+// And to "graph".
+absl::StatusOr<nlohmann::json> CollectGraph(const ClusterState& state);
 
 // For people.
 std::string RenderStatus(const nlohmann::json& report);

@@ -363,10 +363,14 @@ void ProxyProcess::StopServingExecutable(Incarnation, ExecutableId) {}
 
 void ProxyProcess::AddAdminAnswers() {
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
-  admin_.Add("explain", AdminTable::Handler([this](const json&, AdminTable::Answer answer) { Explain(std::move(answer)); }));
+  for (const bool graph : {false, true}) {
+    admin_.Add(graph ? "graph" : "explain", AdminTable::Handler([this, graph](const json&, AdminTable::Answer answer) {
+                 Explain(graph, std::move(answer));
+               }));
+  }
 }
 
-void ProxyProcess::Explain(AdminTable::Answer answer) {
+void ProxyProcess::Explain(bool graph, AdminTable::Answer answer) {
   if (explaining_.size() >= limits::kExplainsOpenMax) {
     return answer(absl::ResourceExhaustedError(
         absl::StrCat(limits::kExplainsOpenMax, " explanations are under way already; ask again")));
@@ -375,7 +379,7 @@ void ProxyProcess::Explain(AdminTable::Answer answer) {
   Explaining& asked = explaining_[request];
   asked.answer = std::move(answer);
   asked.limit = loop_.RunAfter(limits::kExplainPatience, [this, request] { controller_.EndExplain(request); });
-  controller_.Explain(request, loop_.Now());
+  controller_.Explain(request, loop_.Now(), graph);
 }
 
 json ProxyProcess::Status() {

@@ -85,7 +85,7 @@ class ProxyProcess : private ControllerSink {
   void AddAdminAnswers();
   nlohmann::json Status();
   nlohmann::json Slices() const;
-  void Explain(AdminTable::Answer answer);
+  void Explain(bool graph, AdminTable::Answer answer);
 
   ProxyOptions options_;
   Loop loop_;

@@ -298,6 +298,6 @@ assert float(f(np.float32(1))) == 2
 print("checked")
 """)
     assert "checked" in done.stdout
-    refused = cluster.script("import jax; jax.devices()", check=False, LANDBRIDGE_WEIGHT="0",
-                             PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS="5")
-    assert refused.returncode != 0 and "landbridge_weight is '0'" in refused.stderr, refused.stderr[-2000:]
+    for name, value in (("LANDBRIDGE_WEIGHT", "0"), ("LANDBRIDGE_WEIGHT", "nan"), ("LANDBRIDGE_PRIORITY", "1.5")):
+        refused = cluster.script("import jax; jax.devices()", check=False, **{name: value})
+        assert refused.returncode != 0 and f"{name} is '{value}'" in refused.stderr, refused.stderr[-2000:]
