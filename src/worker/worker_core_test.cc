@@ -92,7 +92,8 @@ TEST_F(WorkerCoreTest, ProgressThatNobodyWaitsForIsCollected) {
   Resident(1, 1, 100);
   uint64_t ticket = 1;
   auto run = [&](bool report_at_once) {
-    WorkerOp op = LaunchOp(++ticket, 1, {1}, {ticket});
+    ++ticket;
+    WorkerOp op = LaunchOp(ticket, 1, {1}, {ticket});
     op.mutable_launch()->set_report_at_once(report_at_once);
     Op(std::move(op));
     Done(ticket);
