@@ -108,7 +108,7 @@ def links(state):
     """Bytes that workers pulled from workers, of their last heartbeats."""
     out = subprocess.run([LANDBRIDGE, "status", "--json", "--state", state], capture_output=True, text=True, timeout=60)
     workers = [w for s in json.loads(out.stdout)["proxy"]["slices"] for w in s["workers"]]
-    names = {w["incarnation"] for w in workers}
+    names = {w["life"] for w in workers}
     return sum(link["bytes_received"] for w in workers for link in w.get("links", []) if link["from"] in names)
 
 

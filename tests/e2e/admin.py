@@ -83,12 +83,14 @@ class Links:
     def __init__(self, cluster):
         info = cluster.status()["processes"]
         self.workers = [Daemon(p["address"]) for p in info if p["name"].startswith("worker")]
-        self.names = {}
-        for i, worker in enumerate(self.workers):
-            self.names[worker.ask()["incarnation_hex"]] = i
+        self.names = {}  # what a worker is called by its peers: another life for every grant
+        self._ask()
 
     def _ask(self):
-        return [worker.ask() for worker in self.workers]
+        answers = [worker.ask() for worker in self.workers]
+        for i, status in enumerate(answers):
+            self.names.update((grant["life"], i) for grant in status["grants"])
+        return answers
 
     def bytes(self):
         """{(from, to): bytes}; workers by number, everything else is the proxy: -1."""

@@ -232,6 +232,7 @@ def test_split_and_concatenate_by_mesh_axis(links):
                 np.testing.assert_array_equal(np.asarray(whole[k]), values + k)
             # Programs take them.
             np.testing.assert_array_equal(np.asarray(jax.jit(lambda v: v * 2)(jax.device_put(whole[0], D[0]))), values * 2)
+            del tree, halves, whole
 
 
 def test_split_in_sections():
@@ -340,7 +341,7 @@ def test_status_shows_bytes_per_link(cluster, links):
         for s in cluster.status()["proxy"]["slices"]:
             for worker in s["workers"]:
                 for link in worker["links"]:
-                    key = links.names.get(link["from"], -1), links.names[worker["incarnation"]]
+                    key = links.names.get(link["from"], -1), links.names[worker["life"]]
                     seen[key] = link["bytes_received"]
         return seen
 
