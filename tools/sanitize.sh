@@ -20,7 +20,7 @@ for test in "$@"; do
   [ -n "$program" ] || { echo "no program $test in build/$preset" >&2; exit 2; }
   log=build/$preset/logs/$test.log
   if "$program" --gtest_brief=1 >"$log" 2>&1; then
-    printf '%-24s %s\n' "$test" "$(grep -a 'tests ran' "$log" | tail -1)"
+    printf '%-24s %s\n' "$test" "$(grep -aE 'tests? from .* ran|PASSED' "$log" | tail -1)"
   else
     printf '%-24s FAILED: %s\n' "$test" "$log"
     grep -a -m 5 -E 'ERROR: |WARNING: ThreadSan|runtime error|SUMMARY|Failure|FAILED' "$log" | cut -c1-200
