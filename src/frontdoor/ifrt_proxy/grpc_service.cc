@@ -19,6 +19,10 @@ namespace proxy = xla::ifrt::proxy;
 
 namespace {
 
+// What a stream may send ahead of being read. gRPC's own estimate grows to tens of megabytes on a fast path, and a
+// Store that waits for its worker would fill them.
+constexpr int kStreamWindowBytes = 1 << 20;
+
 // A question with one answer. Traits: Request, Response, Listen (waits for the next one), Answer.
 template <typename Traits>
 class UnaryCall final : public Call {
@@ -133,6 +137,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   builder.SetMaxReceiveMessageSize(message_bytes_max);
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a busy port is an error
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   // Notice a dead client host; never end an idle session, and never mind a client's own pings.
   const int keepalive_ms = static_cast<int>(limits::kClientKeepAlive / kMillisecond);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);

@@ -65,6 +65,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   };
   void OnPulled(uint64_t offset, const absl::Status& status);
   void CancelPulls();
+  // The next chunk to be pulled, if there is one and room for it.
+  Part NextPull() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartPull(const Part& pull);
+  void OnChunkFreed();
 
   const HostBuffers::Result source_;
   const std::shared_ptr<HostBuffers> buffers_;
@@ -74,6 +78,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   absl::Mutex mutex_;
   std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // being pulled or ready, in order
   uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes
+  size_t alive_ ABSL_GUARDED_BY(mutex_) = 0;        // chunks; a written one lives until the socket has taken it
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -158,20 +163,7 @@ void Transfer::Pump() {
         writing_ = true;
       } else if (!writing_ && written_ == total) {
         finish = finished_ = true;
-      } else if (asked_ < total && parts_.size() + (writing_ ? 1 : 0) < limits::kLookupChunksInFlightMax) {
-        pull.offset = asked_;
-        pull.size = static_cast<size_t>(std::min<uint64_t>(limits::kTransferChunkBytes, total - asked_));
-        dataplane::Pool::Lease lease = buffers_->pool().TryAcquire(pull.size);
-        if (!lease) {
-          error_ = absl::ResourceExhaustedError("No memory in the proxy to read an array");
-          continue;
-        }
-        char* raw = reinterpret_cast<char*>(lease.data());
-        auto hold = std::make_shared<dataplane::Pool::Lease>(std::move(lease));
-        pull.memory = std::shared_ptr<char>(hold, raw);
-        asked_ += pull.size;
-        parts_.push_back(pull);
-      } else {
+      } else if (pull = NextPull(); pull.memory == nullptr && error_.ok()) {
         return;
       }
     }
@@ -184,14 +176,58 @@ void Transfer::Pump() {
       stream_->Write(Wrap(data, write.size, std::move(write.memory)));
       continue;
     }
-    const dataplane::PullId id = data_plane_->Pull(
-        source_.worker, {source_.space, source_.id}, pull.offset, pull.memory.get(), pull.size,
-        [self, memory = pull.memory, offset = pull.offset](absl::Status done) { self->OnPulled(offset, done); });
-    absl::MutexLock lock(&mutex_);
-    for (Part& part : parts_) {
-      if (part.offset == pull.offset) part.pull = id;
-    }
+    if (pull.memory != nullptr) StartPull(pull);
   }
+}
+
+Transfer::Part Transfer::NextPull() {
+  const uint64_t total = static_cast<uint64_t>(source_.bytes);
+  Part pull;
+  if (asked_ == total || alive_ >= limits::kLookupChunksInFlightMax) return pull;
+  pull.offset = asked_;
+  pull.size = static_cast<size_t>(std::min<uint64_t>(limits::kTransferChunkBytes, total - asked_));
+  dataplane::Pool::Lease lease = buffers_->pool().TryAcquire(pull.size);
+  if (!lease) {
+    error_ = absl::ResourceExhaustedError("No memory in the proxy to read an array");
+    return pull;
+  }
+  char* raw = reinterpret_cast<char*>(lease.data());
+  auto hold = std::make_shared<dataplane::Pool::Lease>(std::move(lease));  // a deleter must be copyable
+  pull.memory = std::shared_ptr<char>(raw, [hold = std::move(hold), weak = weak_from_this()](char*) mutable {
+    hold.reset();
+    if (auto self = weak.lock()) self->OnChunkFreed();
+  });
+  ++alive_;
+  asked_ += pull.size;
+  parts_.push_back(pull);
+  return pull;
+}
+
+void Transfer::StartPull(const Part& pull) {
+  const dataplane::PullId id = data_plane_->Pull(
+      source_.worker, {source_.space, source_.id}, pull.offset, pull.memory.get(), pull.size,
+      [self = shared_from_this(), memory = pull.memory, offset = pull.offset](absl::Status done) mutable {
+        memory.reset();
+        self->OnPulled(offset, done);
+      });
+  absl::MutexLock lock(&mutex_);
+  for (Part& part : parts_) {
+    if (part.offset == pull.offset) part.pull = id;
+  }
+}
+
+// Inside gRPC, which has sent the chunk: only asks for the next one. When that is here, Pump writes it.
+void Transfer::OnChunkFreed() {
+  Part pull;
+  {
+    absl::MutexLock lock(&mutex_);
+    --alive_;
+    if (finished_ || !error_.ok()) return;
+    pull = NextPull();
+    if (pull.memory == nullptr && error_.ok()) return;
+  }
+  if (pull.memory != nullptr) return StartPull(pull);
+  Pump();  // there is no memory, and perhaps nobody else to say so
 }
 
 void Transfer::OnPulled(uint64_t offset, const absl::Status& status) {
@@ -227,15 +263,14 @@ void Transfer::OnCancel() {
 }
 
 void Transfer::CancelPulls() {
-  std::vector<dataplane::PullId> pulls;
+  std::deque<Part> parts;  // their memory goes without the lock: it comes back to OnChunkFreed
   {
     absl::MutexLock lock(&mutex_);
-    for (const Part& part : parts_) {
-      if (part.pull.valid()) pulls.push_back(part.pull);
-    }
-    parts_.clear();
+    parts.swap(parts_);
   }
-  for (dataplane::PullId pull : pulls) data_plane_->Cancel(pull, absl::CancelledError("The read was given up"));
+  for (const Part& part : parts) {
+    if (part.pull.valid()) data_plane_->Cancel(part.pull, absl::CancelledError("The read was given up"));
+  }
 }
 
 }  // namespace
