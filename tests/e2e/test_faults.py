@@ -66,6 +66,44 @@ print("done", flush=True)
     assert "done" in finish(p)
 
 
+def test_worker_killed_in_the_middle_of_reads_and_transfers_is_data_loss(own_cluster):
+    """Bytes are on their way in both directions; whoever waits for them hears DATA_LOSS, nobody another code."""
+    p = own_cluster.start(PRELUDE + """
+big = put(np.arange(8 << 20, dtype=np.float32), 0)
+y = put(np.ones((8, 4), np.float32), 1)
+jax.block_until_ready((big, y))
+to_1 = NamedSharding(mesh(1), P("x"))
+add = jax.jit(lambda v, i: v + i)
+def read():
+    for i in range(1000):
+        np.asarray(add(big, i))
+def move():
+    for i in range(1000):
+        jax.device_put(add(big, i), to_1).block_until_ready()
+import threading
+texts = {}
+def run(f):
+    try:
+        f()
+        texts[f.__name__] = "no error"
+    except Exception as e:
+        texts[f.__name__] = str(e)
+threads = [threading.Thread(target=run, args=(f,)) for f in (read, move)]
+for t in threads: t.start()
+await_stdin()
+for t in threads: t.join()
+for name, text in texts.items():
+    assert "DATA_LOSS" in text, f"{name}: {text}"
+np.testing.assert_array_equal(np.asarray(y), np.ones((8, 4)))
+print("done", flush=True)
+""")
+    wait_ready(p)
+    time.sleep(0.5)
+    os.kill(own_cluster.pid("worker-0-0"), signal.SIGKILL)
+    go(p)
+    assert "done" in finish(p)
+
+
 def test_restarted_worker_serves_the_same_virtual_devices(own_cluster):
     p = own_cluster.start(PRELUDE + """
 f = jax.jit(lambda v: v + 1)
