@@ -215,7 +215,8 @@ def test_split_and_concatenate_by_mesh_axis(links):
             assert [{d.slice_index for d in h[0].devices()} for h in halves] == [{0}, {1}]
             for k in range(2):
                 parts = [np.asarray(h[k]) for h in halves]
-                axes = [i for i, s in enumerate(spec) if s is not None and "half" in (s if isinstance(s, tuple) else (s,))]
+                axes = [i for i, s in enumerate(spec)
+                        if s is not None and "half" in (s if isinstance(s, tuple) else (s,))]
                 if axes:
                     np.testing.assert_array_equal(np.concatenate(parts, axes[0]), values + k)
                 else:
@@ -231,7 +232,8 @@ def test_split_and_concatenate_by_mesh_axis(links):
             for k in range(2):
                 np.testing.assert_array_equal(np.asarray(whole[k]), values + k)
             # Programs take them.
-            np.testing.assert_array_equal(np.asarray(jax.jit(lambda v: v * 2)(jax.device_put(whole[0], D[0]))), values * 2)
+            doubled = jax.jit(lambda v: v * 2)(jax.device_put(whole[0], D[0]))
+            np.testing.assert_array_equal(np.asarray(doubled), values * 2)
             del tree, halves, whole
 
 
