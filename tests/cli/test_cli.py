@@ -140,11 +140,17 @@ def test_one_process(tool):
     tool("down", "--state", tool.state)
 
 
-def test_the_resource_manager_gets_a_secret_of_its_own(tool):
-    processes = json.loads(tool("up", "--json", "--state", tool.state).stdout)["processes"]
-    secrets = [psutil.Process(p["pid"]).environ().get("LANDBRIDGE_CLUSTER_SECRET") for p in processes]
-    assert len(secrets[0]) == 32 and secrets[1:] == [None, None]
-    tool("down", "--state", tool.state)
+def test_each_cluster_has_a_secret_of_its_own(tool):
+    """All its servers know it; by the environment, since everybody can read command lines."""
+    secrets = []
+    for state in (tool.folder / "a", tool.folder / "b"):
+        processes = json.loads(tool("up", "--json", "--state", state).stdout)["processes"]
+        known = {psutil.Process(p["pid"]).environ().get("LANDBRIDGE_CLUSTER_SECRET", "") for p in processes}
+        assert len(processes) == 3 and len(known) == 1
+        secrets += known
+        assert not any(secrets[-1] in arg for p in processes for arg in psutil.Process(p["pid"]).cmdline())
+        tool("down", "--state", state)
+    assert len(set(secrets)) == 2 and all(len(s) == 32 for s in secrets)
 
 
 def test_exports_can_be_evaluated(tool):
