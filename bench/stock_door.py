@@ -181,7 +181,10 @@ def main():
     parser.add_argument("--no-floors", action="store_true", help="leave out gRPC, TCP and UCX alone")
     parser.add_argument("--no-one-process", action="store_true", help="leave out our server in one process")
     args = parser.parse_args()
-    chosen = [w for w in FIGURES if not args.only or w in args.only.split(",")]
+    chosen = args.only.split(",") if args.only else list(FIGURES)
+    for workload in chosen:
+        if workload not in FIGURES:
+            parser.error(f"--only={workload}: one of {', '.join(FIGURES)}")
     backends = [Plain(), Cluster("landbridge")]
     if not args.no_one_process:
         backends.append(Cluster("one_process", "--one-process"))

@@ -388,7 +388,9 @@ TEST_P(DataPlaneProcessTest, PeersComeAndGoAndLeaveNothing) {
       << Measure().descriptors << " descriptors, before " << before.descriptors << "\n" << Descriptors();
   const Footprint after = Measure();
   EXPECT_LE(after.threads, before.threads);
+#ifndef LB_SANITIZED  // sanitizers keep what was freed
   EXPECT_LE(after.rss_kib, before.rss_kib + 8 * 1024);
+#endif
   RecordProperty("descriptors", after.descriptors);
   RecordProperty("rss_growth_kib", static_cast<int>(after.rss_kib - before.rss_kib));
 }

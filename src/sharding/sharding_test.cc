@@ -21,12 +21,10 @@ std::vector<DeviceId> Devices(int count, int first = 0) {
 xla::OpSharding Tiles(std::vector<int64_t> tiles, std::vector<int64_t> devices = {}) {
   xla::OpSharding op;
   op.set_type(xla::OpSharding::OTHER);
-  int64_t total = 1;
-  for (int64_t tile : tiles) {
-    op.add_tile_assignment_dimensions(tile);
-    total *= tile;
-  }
+  for (int64_t tile : tiles) op.add_tile_assignment_dimensions(tile);
   if (devices.empty()) {
+    int64_t total = 1;
+    for (int64_t tile : tiles) total *= tile;
     op.add_iota_reshape_dims(total);
     op.add_iota_transpose_perm(0);
   }

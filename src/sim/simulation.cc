@@ -338,7 +338,7 @@ void Simulation::PullStarted(Incarnation source, Incarnation target) {
 void Simulation::ReportToRm(Incarnation from, MemberReport report) {
   TimeNs& at = worker_to_rm_at_[from];
   at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
-  world_.After(at - world_.now(), [this, from, report = std::move(report), life = rm_life_] {
+  world_.After(at - world_.now(), [this, report = std::move(report), life = rm_life_] {
     if (!rm_up_ || rm_life_ != life) return;
     if (absl::Status status = rm_->OnMemberReport(report, world_.now()); !status.ok()) world_.Violation(status.ToString());
   });

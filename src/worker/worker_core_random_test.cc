@@ -875,7 +875,7 @@ class RandomRun : public WorkerSink {
   std::map<uint64_t, OpenRead> open_reads_;
 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef LB_SANITIZED
 constexpr uint32_t kRuns = 2'000;  // ten times slower
 #else
 constexpr uint32_t kRuns = 20'000;
