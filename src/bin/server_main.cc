@@ -46,7 +46,7 @@ struct ServerFlags {
   std::string node_type;
   int64_t server_port = -1;
   std::string resource_manager_address, listen_address = "127.0.0.1", bind_address, port_file;
-  bool insecure_network = false, test_unordered_launches = false;
+  bool insecure_network = false;
   int64_t lease_ms = 0, heartbeat_ms = 0;
   // Resource manager.
   std::string instance_type = "cpu:4";
@@ -82,8 +82,6 @@ void Declare(Flags* flags, ServerFlags* f) {
              "Empty: host and port.");
   flags->Add("slice_hint", &f->slice_hint, "Worker: the slice it would like to be in. The resource manager decides.");
   flags->Add("drain_grace_ms", &f->drain_grace_ms, "Worker: after SIGTERM the holder has this long to leave.");
-  flags->Add("test_unordered_launches", &f->test_unordered_launches,
-             "Worker, for tests only: issue launches in no order, so that collectives on overlapping groups stall.");
   AddScratchLocation(flags);
   flags->AddIgnored("enable_metrics_collection", "metrics are always on");
   flags->AddIgnored("tpu_premapped_buffer_size", "host memory is taken as it is needed");
@@ -133,7 +131,6 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
   options.slice_hint = static_cast<int>(flags.slice_hint);
   options.device_memory_limit = flags.device_memory_limit;
   options.drain_grace = flags.drain_grace_ms * kMillisecond;
-  options.test_unordered_launches = flags.test_unordered_launches;
   absl::StatusOr<std::string> plugin = FindPlugin(flags.plugin);
   if (!plugin.ok()) {
     LogError(plugin.status().message());

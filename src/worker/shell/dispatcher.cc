@@ -9,7 +9,7 @@
 
 namespace landbridge {
 
-Dispatcher::Dispatcher(int device_count, Order order) : queues_(static_cast<size_t>(device_count)), order_(order) {
+Dispatcher::Dispatcher(int device_count) : queues_(static_cast<size_t>(device_count)) {
   for (int i = 0; i <= device_count; ++i) lanes_.push_back(std::make_unique<Lane>());
   for (int i = 0; i <= device_count; ++i) {
     lanes_[static_cast<size_t>(i)]->thread = std::thread([this, i] { Run(i); });
@@ -28,12 +28,6 @@ void Dispatcher::Enqueue(std::vector<int> devices, Issue issue) {
   absl::MutexLock lock(&mutex_);
   if (stopping_) return;
   ++queued_;
-  if (order_ == Order::kNone) {
-    Lane& lane = *lanes_[next_lane_++ % lanes_.size()];
-    lane.ready.push_back(item);
-    lane.wake.Signal();
-    return;
-  }
   for (int device : item->devices) {
     auto& queue = queues_.at(static_cast<size_t>(device));
     queue.push_back(item);
@@ -61,7 +55,7 @@ void Dispatcher::Run(int lane_index) {
     item->issue = nullptr;  // lets go of arguments before the next item may donate them
     mutex_.Lock();
     --queued_;
-    for (int device : order_ == Order::kNone ? std::vector<int>() : item->devices) {
+    for (int device : item->devices) {
       auto& queue = queues_[static_cast<size_t>(device)];
       LB_CHECK(queue.front() == item);
       queue.pop_front();

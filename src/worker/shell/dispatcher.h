@@ -23,11 +23,7 @@ class Dispatcher {
  public:
   using Issue = absl::AnyInvocable<void()>;
 
-  // Order::kNone, for tests only: several threads issue whatever comes, as it comes. Programs that span devices then may
-  // start in different orders on different devices, and their collectives wait for each other for ever.
-  enum class Order { kKept, kNone };
-
-  explicit Dispatcher(int device_count, Order order = Order::kKept);
+  explicit Dispatcher(int device_count);
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
@@ -60,8 +56,6 @@ class Dispatcher {
   std::vector<std::unique_ptr<Lane>> lanes_;  // per device, then the gate; `ready` guarded by mutex_
   size_t queued_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  const Order order_;
-  size_t next_lane_ ABSL_GUARDED_BY(mutex_) = 0;  // Order::kNone
 };
 
 }  // namespace landbridge

@@ -68,9 +68,7 @@ absl::Status WorkerProcess::InitPlugin() {
   limits_.host_bytes.assign(static_cast<size_t>(devices), host_share);
   limits_.placed_launches_max = limits::kPlacedLaunchesPerDeviceMax;
   limits_.policy_seed = SystemRandom().Next();
-  dispatcher_ = std::make_unique<Dispatcher>(
-      devices, options_.test_unordered_launches ? Dispatcher::Order::kNone : Dispatcher::Order::kKept);
-  if (options_.test_unordered_launches) LogWarning("launches are issued in no order: collectives may wait for ever");
+  dispatcher_ = std::make_unique<Dispatcher>(devices);
   pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
   inbox_ = std::make_shared<Inbox>(loop_, [this](bool late) { return EndOfTurn(late); });
   LogInfo("PJRT plugin ", plugin->path(), " (sha256 ", plugin->sha256(), "), platform ", client_->platform_name(), " ",

@@ -38,7 +38,6 @@ struct WorkerOptions {
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
   std::string cluster_secret;           // data planes of processes with another one are refused
-  bool test_unordered_launches = false; // see Dispatcher::Order::kNone
 };
 
 // Thread-safety: the loop's thread only; the constructor and Shutdown may run before and after the loop does.
