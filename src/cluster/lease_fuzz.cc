@@ -53,18 +53,6 @@ class ProxySide final : public HolderLeaseSink {
   int up = 0;
 };
 
-template <typename Message>
-Message Next(Choices& choices, const MessageMaker& maker) {
-  Message message;
-  if (choices.Flag()) {
-    maker.Fill(choices, &message);
-  } else {
-    const absl::string_view bytes = choices.Text();
-    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) message.Clear();
-  }
-  return message;
-}
-
 }  // namespace
 
 std::vector<std::string> FuzzSeeds() {

@@ -109,4 +109,17 @@ class MessageMaker {
   const std::vector<std::string> texts_;
 };
 
+// Filled field by field, or whatever the input's own bytes parse as.
+template <typename Message>
+Message Next(Choices& choices, const MessageMaker& maker) {
+  Message message;
+  if (choices.Flag()) {
+    maker.Fill(choices, &message);
+  } else {
+    const absl::string_view bytes = choices.Text();
+    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) message.Clear();
+  }
+  return message;
+}
+
 }  // namespace landbridge::fuzz

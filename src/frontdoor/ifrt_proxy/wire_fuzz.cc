@@ -19,18 +19,6 @@ std::string Wrapped(const char* type, const Message& message) {
   return proto.SerializeAsString();
 }
 
-template <typename Message>
-Message Next(Choices& choices, const MessageMaker& maker) {
-  Message message;
-  if (choices.Flag()) {
-    maker.Fill(choices, &message);
-  } else {
-    const absl::string_view bytes = choices.Text();
-    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) message.Clear();
-  }
-  return message;
-}
-
 std::vector<std::string> Shardings() {
   xla::ifrt::HloShardingProto tiled;
   for (int id : {0, 1, 2, 3}) tiled.mutable_devices()->add_device_ids(id);
