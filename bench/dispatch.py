@@ -14,16 +14,9 @@ result:
 """
 import argparse
 import json
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
-import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-LANDBRIDGE = ROOT / "landbridge"
+from local_cluster import Cluster
 
 PRELUDE = """
 import functools, json, sys, time
@@ -115,35 +108,13 @@ jax.block_until_ready(ys)
 """
 
 
-class Cluster:
-    def __init__(self, *args):
-        self.state = tempfile.mkdtemp(prefix="lb-bench-")
-        out = subprocess.run([LANDBRIDGE, "up", "--json", "--state", self.state, "--slices", "2", "--devices-per-worker",
-                              "1", *args], capture_output=True, text=True, timeout=120)
-        if out.returncode != 0:
-            sys.exit(f"cannot start a cluster: {out.stderr}")
-        self.address = json.loads(out.stdout)["address"]
-
-    def run(self, code, *args):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
-        env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.address)
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *args], env=env, capture_output=True, text=True,
-                              timeout=600)
-        if done.returncode != 0:
-            return {"error": done.stderr[-1500:]}
-        return json.loads(done.stdout.strip().splitlines()[-1])
-
-    def close(self):
-        subprocess.run([LANDBRIDGE, "down", "--state", self.state], capture_output=True, timeout=60)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="chain,ready,flood")
     args = parser.parse_args()
     chosen = args.only.split(",")
-    parallel, sequential = Cluster(), Cluster("--proxy-arg=--dispatch=sequential")
+    parallel, sequential = Cluster(2), Cluster(2, "--proxy-arg=--dispatch=sequential")
     collected = {}
 
     def note(figure, mode, result):

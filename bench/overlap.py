@@ -11,16 +11,9 @@ Virtual compute (device time that is a timer), real transfers between workers. O
 """
 import argparse
 import json
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
-import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-LANDBRIDGE = ROOT / "landbridge"
+from local_cluster import ROOT, Cluster
 
 PIPELINE = """
 import json, sys, time
@@ -102,32 +95,6 @@ assert learned == steps - 1
 best = max(sum(times) / steps, 150_000) / 1e6
 print(json.dumps({"apart_s": apart, "together_s": together, "best_s": best, "efficiency": best / together}))
 """
-
-
-class Cluster:
-    def __init__(self, slices, *args):
-        self.state = tempfile.mkdtemp(prefix="lb-bench-")
-        out = subprocess.run([LANDBRIDGE, "up", "--json", "--state", self.state, "--slices", str(slices),
-                              "--devices-per-worker", "1", *args], capture_output=True, text=True, timeout=120)
-        if out.returncode != 0:
-            sys.exit(f"cannot start a cluster: {out.stderr}")
-        self.address = json.loads(out.stdout)["address"]
-
-    def run(self, code, *args):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
-        env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.address)
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, args)], env=env, capture_output=True,
-                              text=True, timeout=600)
-        if done.returncode != 0:
-            return {"error": done.stderr[-1500:]}
-        return json.loads(done.stdout.strip().splitlines()[-1])
-
-    def proxy_bytes(self):
-        out = subprocess.run([LANDBRIDGE, "status", "--json", "--state", self.state], capture_output=True, text=True)
-        return json.loads(out.stdout)["proxy"]["tensor_bytes"]
-
-    def close(self):
-        subprocess.run([LANDBRIDGE, "down", "--state", self.state], capture_output=True, timeout=60)
 
 
 def main():

@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-_MAGIC, _REQUEST, _ANSWER = 0x3142424C, 10, 11  # src/env/frame.h, src/cluster/frame_types.h
+MAGIC, ADMIN_REQUEST, ADMIN_ANSWER = 0x3142424C, 10, 11  # src/env/frame.h, src/cluster/frame_types.h
 
 
 def _table():
@@ -60,9 +60,9 @@ class Daemon:
         """The answer to {"what": what}."""
         self._connect()
         payload = json.dumps({"what": what, **more}).encode()
-        self.socket.sendall(struct.pack("<IIII", _MAGIC, len(payload), crc32c(payload), _REQUEST) + payload)
+        self.socket.sendall(struct.pack("<IIII", MAGIC, len(payload), crc32c(payload), ADMIN_REQUEST) + payload)
         magic, length, _, kind = struct.unpack("<IIII", self._read(16))
-        assert (magic, kind) == (_MAGIC, _ANSWER)
+        assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
         answer = json.loads(self._read(length))
         assert answer["ok"], answer
         return answer["answer"]

@@ -10,6 +10,7 @@ import tempfile
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from admin import ADMIN_ANSWER, ADMIN_REQUEST, MAGIC, crc32c
 from conftest import ROOT
 
 # --- The proxy's gRPC service, with the messages of our own .proto files.
@@ -83,19 +84,6 @@ def _bytes(request):
 
 
 # --- Frames between daemons (env/frame.h): magic, length, CRC-32C, type; then the payload.
-
-MAGIC = 0x3142424C
-ADMIN_REQUEST, ADMIN_ANSWER = 10, 11
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
 
 def frame(kind, payload, magic=MAGIC, length=None, crc=None):
     return struct.pack("<IIII", magic, len(payload) if length is None else length,
