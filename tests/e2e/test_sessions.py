@@ -1,16 +1,14 @@
 """Threads, clients side by side, leaks."""
 
-import gc
 import threading
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from test_spmd import mesh_of
-from jax.sharding import NamedSharding, PartitionSpec as P
+from conftest import fresh_cluster
+from test_flat import LOAD, QUIET, assert_no_objects, steps
 
 
 def test_sixteen_threads():
@@ -54,40 +52,52 @@ for _ in range(100):
         assert p.returncode == 0, err[-4000:]
 
 
-def settled(cluster, before, keys, timeout=20):
-    deadline = time.time() + timeout
-    while True:
-        now = cluster.status()["proxy"]["counts"]
-        if all(now[k] <= before[k] for k in keys) or time.time() > deadline:
-            return now
-        time.sleep(0.1)
+# 80 MB of arrays per round, on four devices of one worker; nothing of them is left when a round has ended.
+ROUNDS = LOAD.replace("range(2)", "range(1)", 1) + """
+f = jax.jit(lambda v: v + 1)
+while True:
+    keep = [f(put(np.full((256, 1024), i, np.float32), 0)) for i in range(40)]
+    jax.block_until_ready(keep)
+    del keep
+    tell("round")
+"""
 
 
-def test_deletion_frees_everything(cluster):
-    sh = NamedSharding(mesh_of(0), P("x"))
-    f = jax.jit(lambda v: v + 1)
-    f(jax.device_put(np.zeros((256, 1024), np.float32), sh)).block_until_ready()
-    gc.collect()
-    jnp.zeros(()).block_until_ready()
-    before = cluster.status()["proxy"]["counts"]
-    worker = psutil.Process(cluster.pid("worker-0-0"))
-    for round_ in range(3):
-        keep = [f(jax.device_put(np.full((256, 1024), i, np.float32), sh)) for i in range(40)]
-        jax.block_until_ready(keep)
-        del keep
-        gc.collect()
-        f(jax.device_put(np.zeros((256, 1024), np.float32), sh)).block_until_ready()
-        if round_ == 0:
-            time.sleep(1.5)
-            idle = worker.memory_info().rss
-    gc.collect()
-    now = settled(cluster, before, ("arrays", "buffers", "host_buffers", "requests"))
-    for k in ("arrays", "buffers", "host_buffers", "requests"):
-        assert now[k] <= before[k], (k, before, now)
-    deadline = time.time() + 10      # freed memory goes back to the system once the worker is idle
-    while worker.memory_info().rss > idle * 1.05 and time.time() < deadline:
-        time.sleep(0.2)
-    assert worker.memory_info().rss <= idle * 1.05, (idle, worker.memory_info().rss)
+def test_deletion_frees_everything():
+    """No object, and the worker's memory within 5 % of what it was.
+
+    glibc gives back all free pages but the end of each thread's arena, so at rest a round leaves some MB more than the
+    next, at random. Hence more rounds before a verdict: what leaks stays in all of them.
+    """
+    with fresh_cluster(slices=1) as cluster:
+        process = cluster.start(ROUNDS, **QUIET)
+        worker = psutil.Process(cluster.pid("worker-0-0"))
+
+        def at_rest():
+            """The least that the worker holds in the seconds after a round: it gives memory back once it is idle."""
+            assert_no_objects(cluster)
+            end, least = time.monotonic() + 2.5, worker.memory_info().rss
+            while time.monotonic() < end:
+                time.sleep(0.1)
+                least = min(least, worker.memory_info().rss)
+            return least
+
+        try:
+            assert process.stdout.readline() == "round\n", process.communicate()
+            warm = [at_rest()]
+            for _ in range(2):
+                assert steps(process) == "round"
+                warm.append(at_rest())
+            for _ in range(5):
+                assert steps(process) == "round"
+            after = [at_rest()]
+            while after[-1] > 1.05 * max(warm):
+                assert len(after) < 6, (warm, after)
+                assert steps(process) == "round"
+                after.append(at_rest())
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_user_contexts_are_released():
