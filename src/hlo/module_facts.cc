@@ -85,15 +85,20 @@ absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device
   return dims;
 }
 
-absl::StatusOr<ModuleFacts> ReadModule(absl::string_view program) {
+absl::StatusOr<xla::HloModuleProto> ParseModule(absl::string_view program) {
   // Both messages parse from the same bytes by accident at times, so judge by content: a module has computations.
   xla::HloModuleProtoWithConfig with_config;
   if (with_config.ParseFromArray(program.data(), static_cast<int>(program.size())) &&
       with_config.hlo_module().computations_size() > 0) {
-    return ReadModule(with_config.hlo_module());
+    return std::move(*with_config.mutable_hlo_module());
   }
   xla::HloModuleProto module;
   if (!module.ParseFromArray(program.data(), static_cast<int>(program.size()))) return Bad("it is no HLO module");
+  return module;
+}
+
+absl::StatusOr<ModuleFacts> ReadModule(absl::string_view program) {
+  LB_ASSIGN_OR_RETURN(const xla::HloModuleProto module, ParseModule(program));
   return ReadModule(module);
 }
 

@@ -30,6 +30,9 @@ struct ModuleFacts {
   double dot_flops = 0;                          // multiply and add count as 2; bodies of loops count once
 };
 
+// INVALID_ARGUMENT for bytes that are neither a HloModuleProtoWithConfig nor a HloModuleProto.
+absl::StatusOr<xla::HloModuleProto> ParseModule(absl::string_view program);
+
 // `program`: a serialized HloModuleProtoWithConfig or HloModuleProto, as a plugin gives it out. INVALID_ARGUMENT for
 // what does not parse, or has no entry computation, parameter numbers out of range, or tuples among its parameters.
 absl::StatusOr<ModuleFacts> ReadModule(absl::string_view program);

@@ -1,5 +1,6 @@
 // Optimised HLO as a plugin gives it, or as anything else.
 #include "hlo/module_facts.h"
+#include "hlo/rewrite_collectives.h"
 
 #include "base/log.h"
 #include "testing/fuzz.h"
@@ -44,8 +45,24 @@ std::vector<std::string> FuzzSeeds() {
   return {"1" + module.SerializeAsString(), "1" + with_config.SerializeAsString(), std::string("0") + std::string(300, '\x05')};
 }
 
+// Either nothing is left that one device alone cannot do, or the module is refused.
+void CheckRewriting(const std::string& program) {
+  auto split = hlo::RewriteCollectives(program, {2, 4});
+  if (!split.ok()) {
+    LB_CHECK(absl::IsInvalidArgument(split.status()) || absl::IsUnimplemented(split.status()));
+    return;
+  }
+  auto facts = hlo::ReadModule(absl::string_view(split->program));
+  LB_CHECK(!facts.ok() || facts->collectives.empty());
+  for (const CollectiveOp& op : split->table.ops()) {
+    LB_CHECK(op.kind() != CollectiveOp::KIND_UNSPECIFIED);
+    LB_CHECK(op.groups() == 0 || op.groups() < split->table.groups_size());
+  }
+}
+
 void FuzzOne(absl::string_view input) {
-  static const MessageMaker maker({"parameter", "dot", "custom-call", "all-reduce", "all-gather-start", "x"});
+  static const MessageMaker maker({"parameter", "dot", "custom-call", "all-reduce", "all-gather-start", "x",
+                                   "all-to-all", "collective-permute", "partition-id", "add"});
   Choices choices(input);
   absl::StatusOr<hlo::ModuleFacts> facts;
   if (choices.Flag()) {
@@ -54,6 +71,7 @@ void FuzzOne(absl::string_view input) {
     xla::HloModuleProto module;
     maker.Fill(choices, &module);
     facts = hlo::ReadModule(module);
+    CheckRewriting(module.SerializeAsString());
   }
   if (!facts.ok()) {
     LB_CHECK(absl::IsInvalidArgument(facts.status()));
