@@ -80,6 +80,22 @@ class ConnectionTest : public ::testing::Test {
   std::vector<std::unique_ptr<Peer>> accepted_;
 };
 
+TEST_F(ConnectionTest, WritingToAPeerThatIsGoneEndsTheConnectionAndNotTheProcess) {
+  Listen("127.0.0.1:0");
+  const int fd = RawClient();
+  Until([&] { return !accepted_.empty(); });
+  Peer& peer = *accepted_.front();
+  peer.connection->PauseReading();  // so that only writes can notice
+  const linger hard{1, 0};
+  ASSERT_EQ(setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)), 0);
+  close(fd);
+  Until([&] {
+    peer.connection->Send(7, "hello");
+    return !peer.closed.empty();
+  });
+  EXPECT_EQ(peer.closed.front().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(ConnectionTest, BothWaysOverEveryKindOfAddress) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/lb_connection_", getpid());
   for (const std::string& address :

@@ -2,6 +2,7 @@
 
 #include <uv.h>
 
+#include <csignal>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,9 @@ struct Loop::Handles {
 };
 
 Loop::Loop() : uv_(std::make_unique<uv_loop_t>()), handles_(std::make_unique<Handles>()) {
+  // libuv's writes to a connection that is gone would end the process.
+  static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
+  static_cast<void>(ignored);
   LB_CHECK(uv_loop_init(uv_.get()) == 0);
   LB_CHECK(uv_async_init(uv_.get(), &handles_->wake,
                          [](uv_async_t* handle) { static_cast<Loop*>(handle->data)->RunPosted(); }) == 0);
