@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "cluster/report_limits.h"
 
 namespace landbridge {
 
@@ -366,7 +367,10 @@ void HolderLease::OnTick(TimeNs now) {
 }
 
 void HolderLease::ReportIfDirty(TimeNs now) {
-  if (dirty_ && !leaving_) Report(now);
+  if (!dirty_ || leaving_) return;
+  size_t slices = 0;
+  for (const auto& [id, request] : requests_) slices += request.slices.size();
+  if (MayTellSlices(slices, last_report_, now)) Report(now);  // else with a later event, or tick
 }
 
 void HolderLease::Report(TimeNs now) {

@@ -39,29 +39,40 @@ std::string ResourceManagerCore::SignatureOf(ProxyLife life, uint64_t request, u
 
 const ResourceManagerCore::Lease* ResourceManagerCore::LeaseOf(ProxyLife life, uint64_t request,
                                                                int32_t virtual_slice, int* slice) const {
+  const auto it = leased_.find({life, request, virtual_slice});
+  if (it == leased_.end()) return nullptr;
   const Lease* found = nullptr;
-  for (size_t s = 0; s < slices_.size(); ++s) {
-    const std::optional<Lease>& lease = slices_[s].lease;
-    if (!lease.has_value() || lease->holder != life || lease->request != request ||
-        lease->virtual_slice != virtual_slice) {
-      continue;
-    }
-    if (found != nullptr && lease->grant.number < found->grant.number) continue;
-    found = &*lease;
-    *slice = static_cast<int>(s);
+  for (int s : it->second) {
+    const Lease& lease = *slices_[static_cast<size_t>(s)].lease;
+    if (found != nullptr && lease.grant.number < found->grant.number) continue;
+    found = &lease;
+    *slice = s;
   }
   return found;
+}
+
+void ResourceManagerCore::SetLease(int slice, Lease lease) {
+  leased_[{lease.holder, lease.request, lease.virtual_slice}].insert(slice);
+  slices_[static_cast<size_t>(slice)].lease = std::move(lease);
+}
+
+void ResourceManagerCore::EndLease(int slice) {
+  std::optional<Lease>& lease = slices_[static_cast<size_t>(slice)].lease;
+  const auto it = leased_.find({lease->holder, lease->request, lease->virtual_slice});
+  it->second.erase(slice);
+  if (it->second.empty()) leased_.erase(it);
+  lease.reset();
 }
 
 // A worker or a proxy announces a grant that we do not have on record: from before our start.
 void ResourceManagerCore::Adopt(int slice, const Grant& grant, ProxyLife holder, uint64_t request,
                                 int32_t virtual_slice, TimeNs now) {
   Slice& state = slices_[static_cast<size_t>(slice)];
-  if (!Genuine(grant) || grant.slice.value() != slice || grant.number <= state.revoked) return;
-  if (state.lease.has_value()) {
-    if (grant.number <= state.lease->grant.number) return;
-    Revoke(slice, "a newer grant of it is held");
-  }
+  // Most often it is the one on record; only what may change something is worth its secret's check.
+  if (grant.slice.value() != slice || grant.number <= state.revoked) return;
+  if (state.lease.has_value() && grant.number <= state.lease->grant.number) return;
+  if (!Genuine(grant)) return;
+  if (state.lease.has_value()) Revoke(slice, "a newer grant of it is held");
   Lease lease;
   lease.grant = grant;
   lease.holder = holder;
@@ -69,7 +80,7 @@ void ResourceManagerCore::Adopt(int slice, const Grant& grant, ProxyLife holder,
   lease.virtual_slice = virtual_slice;
   lease.phase = Lease::Phase::kGranted;
   lease.since = now;
-  state.lease = std::move(lease);
+  SetLease(slice, std::move(lease));
   sink_->Log(absl::StrCat("slice ", slice, " is leased to proxy ", holder.ToString(), " (", grant.number.ToString(),
                           ", from before)"));
   MarkSlice(slice);
@@ -82,7 +93,7 @@ void ResourceManagerCore::Revoke(int slice, const std::string& why) {
   sink_->Log(absl::StrCat("slice ", slice, ": lease ", state.lease->grant.number.ToString(), " of proxy ",
                           state.lease->holder.ToString(), " has ended: ", why));
   state.revoked = std::max(state.revoked, state.lease->grant.number);
-  state.lease.reset();
+  EndLease(slice);
   ++totals_.revocations;
 }
 
@@ -346,8 +357,9 @@ void ResourceManagerCore::StampRequests() {
 }
 
 int ResourceManagerCore::FindFreeSlice(int only, TimeNs now) const {
-  for (size_t s = 0; s < slices_.size(); ++s) {
-    if (only >= 0 && static_cast<int>(s) != only) continue;
+  const size_t first = only >= 0 ? static_cast<size_t>(only) : 0;
+  const size_t end = only >= 0 ? first + 1 : slices_.size();
+  for (size_t s = first; s < end; ++s) {
     const Slice& slice = slices_[s];
     if (slice.lease.has_value()) continue;
     const bool whole = std::all_of(slice.members.begin(), slice.members.end(), [&](Incarnation id) {
@@ -409,7 +421,7 @@ void ResourceManagerCore::ServeQueue(TimeNs now) {
           ++totals_.grants;
           sink_->Log(absl::StrCat("slice ", slice, " is offered to proxy ", lease.holder.ToString(), " (",
                                   lease.grant.number.ToString(), ")"));
-          slices_[static_cast<size_t>(slice)].lease = std::move(lease);
+          SetLease(slice, std::move(lease));
           MarkSlice(slice);
         } else {
           waits = true;

@@ -27,7 +27,7 @@ void ResourceManagerCore::MarkSlice(int slice) {
   changed_ = true;
   const Slice& state = slices_[static_cast<size_t>(slice)];
   for (Incarnation id : state.members) {
-    if (Worker* worker = Find(id)) worker->dirty = true;
+    if (Worker* worker = Find(id)) MarkDirty(*worker);
   }
   if (state.lease.has_value()) {
     if (Proxy* proxy = Find(state.lease->holder)) proxy->dirty = true;
@@ -110,7 +110,7 @@ bool ResourceManagerCore::HolderNames(int slice, int index, Incarnation id) cons
 
 void ResourceManagerCore::Replace(Worker& worker, Incarnation by, int slice, int index) {
   worker.placed = false;
-  worker.dirty = true;
+  MarkDirty(worker);
   if (worker.replaced) return;
   worker.replaced = true;
   sink_->Log(absl::StrCat("worker ", worker.info.name(), " (", worker.id.ToString(), ") is refused: ", by.ToString(),
@@ -123,7 +123,7 @@ void ResourceManagerCore::Replace(Worker& worker, Incarnation by, int slice, int
 // holder knows whom it uses, and is heard in the start window; without a word of it the first one keeps the place.
 void ResourceManagerCore::ClaimPlace(Worker& worker, int slice, int index) {
   if (slice < 0 || slice >= options_.slice_count || index < 0 || index >= options_.type.workers_per_slice) {
-    worker.dirty = true;  // a smaller cluster than before; it is placed anew
+    MarkDirty(worker);  // a smaller cluster than before; it is placed anew
     return;
   }
   Incarnation& place = slices_[static_cast<size_t>(slice)].members[static_cast<size_t>(index)];
@@ -168,23 +168,27 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
     worker->id = id;
     worker->replaced = retired_.count(id) > 0;
   }
-  worker->linked = true;
+  if (!worker->linked || worker->last_report == 0) {
+    worker->linked = true;
+    worker->dirty = false;
+    MarkDirty(*worker);  // new, or back: it is told everything
+  }
   if (report.number() <= worker->last_report) return absl::OkStatus();
   worker->last_report = report.number();
   worker->last_heard = now;
   if (worker->promised != report.promised_term()) {
     worker->promised = report.promised_term();
-    worker->dirty = true;
+    MarkDirty(*worker);
     changed_ = true;
   }
   NoteTerm(report.promised_term(), now);
-  if (worker->promised != term_) worker->dirty = true;
+  if (worker->promised != term_) MarkDirty(*worker);
 
   if (report.has_info() && !worker->know_info) {
     worker->know_info = true;
     worker->info = report.info();
     worker->refused = WhyRefused(worker->info);
-    worker->dirty = true;
+    MarkDirty(*worker);
     changed_ = true;
     sink_->Log(absl::StrCat("worker ", worker->info.name(), " (", id.ToString(), ") on ", worker->info.host(), ", ",
                             worker->info.device_count(), " ", worker->info.platform(), " devices",
@@ -206,13 +210,13 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
       }
     }
   } else if (!worker->know_info) {
-    worker->dirty = true;  // asks for it
+    MarkDirty(*worker);  // asks for it
   }
   if (report.placed() && !worker->placed && !worker->replaced && worker->refused.empty() && worker->know_info) {
     ClaimPlace(*worker, report.slice(), report.index());
   }
   if (worker->placed && (!report.placed() || report.slice() != worker->slice || report.index() != worker->index)) {
-    worker->dirty = true;
+    MarkDirty(*worker);
   }
   if (worker->draining != report.draining()) {
     worker->draining = report.draining();
@@ -243,7 +247,7 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
   worker->leases = std::move(leases);
   worker->ended = std::move(ended);
   if (!same) {
-    worker->dirty = true;
+    MarkDirty(*worker);
     if (worker->placed) MarkSlice(worker->slice);
   }
   if (worker->placed) {

@@ -1,10 +1,12 @@
 #include "resource_manager/resource_manager_core.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "cluster/report_limits.h"
 
 namespace landbridge {
 
@@ -30,7 +32,7 @@ void ResourceManagerCore::NewTerm(uint64_t above, const std::string& why, TimeNs
   settled_ = false;
   window_end_ = now + StartWindow(options_.times);
   if (!first) sink_->Log(absl::StrCat("term ", generation, " (", why, "): hears reports for one start window"));
-  for (auto& [id, worker] : workers_) worker.dirty = true;
+  for (auto& [id, worker] : workers_) MarkDirty(worker);
   for (auto& [life, proxy] : proxies_) proxy.dirty = true;
   for (size_t s = 0; s < slices_.size(); ++s) {
     std::optional<Lease>& lease = slices_[s].lease;
@@ -67,7 +69,7 @@ void ResourceManagerCore::Settle(TimeNs now) {
   changed_ = true;
   sink_->Log(absl::StrCat("start window over: ", workers_.size(), " workers, ", proxies_.size(), " proxies"));
   JudgeClaims();
-  for (auto& [id, worker] : workers_) worker.dirty = true;
+  for (auto& [id, worker] : workers_) MarkDirty(worker);
   for (auto& [life, proxy] : proxies_) proxy.dirty = true;
   for (size_t s = 0; s < slices_.size(); ++s) {
     if (slices_[s].lease.has_value()) slices_[s].lease->since = now;
@@ -83,9 +85,8 @@ void ResourceManagerCore::OnTick(TimeNs now) {
   }
   for (Incarnation id : silent) RemoveWorker(id, "nothing was heard of it");
   for (auto it = proxies_.begin(); it != proxies_.end();) {
-    const bool leased = std::any_of(slices_.begin(), slices_.end(), [&](const Slice& slice) {
-      return slice.lease.has_value() && slice.lease->holder == it->first;
-    });
+    const auto held = leased_.lower_bound({it->first, 0, INT32_MIN});
+    const bool leased = held != leased_.end() && std::get<0>(held->first) == it->first;
     if (!leased && now - it->second.last_heard > silence_) {
       sink_->Log(absl::StrCat("proxy ", it->first.ToString(), " is gone"));
       it = proxies_.erase(it);
@@ -100,8 +101,9 @@ void ResourceManagerCore::OnTick(TimeNs now) {
 }
 
 void ResourceManagerCore::EndOfEvent(TimeNs now) {
-  if (changed_ && settled_) {
+  if (changed_ && settled_ && MayTellSlices(slices_.size(), last_look_, now)) {
     changed_ = false;
+    last_look_ = now;
     StampRequests();
     PlaceWorkers(now);
     ServeQueue(now);
@@ -109,20 +111,34 @@ void ResourceManagerCore::EndOfEvent(TimeNs now) {
   Flush(now, false);
 }
 
+void ResourceManagerCore::MarkDirty(Worker& worker) {
+  if (!worker.dirty && worker.linked) dirty_workers_.push_back(worker.id);
+  worker.dirty = true;
+}
+
 void ResourceManagerCore::Flush(TimeNs now, bool periodic) {
-  auto due = [&](bool dirty, TimeNs last_sent) {
-    return dirty || (periodic && now - last_sent >= options_.times.heartbeat);
-  };
-  for (auto& [id, worker] : workers_) {
-    if (!worker.linked || !due(worker.dirty, worker.last_sent)) continue;
+  auto send = [&](Worker& worker) {
     worker.dirty = false;
     worker.last_sent = now;
     MemberUpdate update = MakeMemberUpdate(worker);
     update.set_number(++update_number_);
-    sink_->SendToMember(id, std::move(update));
+    sink_->SendToMember(worker.id, std::move(update));
+  };
+  std::vector<Incarnation> dirty;
+  dirty.swap(dirty_workers_);
+  for (Incarnation id : dirty) {
+    Worker* worker = Find(id);
+    if (worker != nullptr && worker->dirty && worker->linked) send(*worker);
+  }
+  if (periodic) {
+    for (auto& [id, worker] : workers_) {
+      if (worker.linked && now - worker.last_sent >= options_.times.heartbeat) send(worker);
+    }
   }
   for (auto& [life, proxy] : proxies_) {
-    if (!proxy.linked || !due(proxy.dirty, proxy.last_sent)) continue;
+    if (!proxy.linked) continue;
+    const bool due = periodic && now - proxy.last_sent >= options_.times.heartbeat;
+    if (!due && !(proxy.dirty && MayTellSlices(slices_.size(), proxy.last_sent, now))) continue;
     proxy.dirty = false;
     proxy.last_sent = now;
     HolderUpdate update = MakeHolderUpdate(proxy);

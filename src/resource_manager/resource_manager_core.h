@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -97,7 +98,7 @@ class ResourceManagerCore {
     bool linked = true;
     bool placed = false;
     bool replaced = false;
-    bool dirty = true;
+    bool dirty = false;
     int slice = 0, index = 0;
     std::optional<std::pair<int, int>> contested;  // slice and index: a claim that is judged when the window is over
     uint64_t last_report = 0;
@@ -148,6 +149,7 @@ class ResourceManagerCore {
   void Settle(TimeNs now);
   void EndOfEvent(TimeNs now);
   void Flush(TimeNs now, bool periodic);
+  void MarkDirty(Worker& worker);
   MemberUpdate MakeMemberUpdate(const Worker& worker) const;
   HolderUpdate MakeHolderUpdate(const Proxy& proxy) const;
 
@@ -173,6 +175,8 @@ class ResourceManagerCore {
   std::string SignatureOf(ProxyLife life, uint64_t request, uint64_t term, uint64_t count) const;
   void Adopt(int slice, const Grant& grant, ProxyLife holder, uint64_t request, int32_t virtual_slice, TimeNs now);
   void Revoke(int slice, const std::string& why);
+  void SetLease(int slice, Lease lease);
+  void EndLease(int slice);
   void Judge(int slice, TimeNs now);
   void JudgeHolder(int slice, TimeNs now);
   void StampRequests();
@@ -190,7 +194,10 @@ class ResourceManagerCore {
   const DurationNs silence_;  // after it a process counts as gone
 
   std::vector<Slice> slices_;
+  // Slices leased to (proxy, request, virtual slice): one, but for moments.
+  std::map<std::tuple<ProxyLife, uint64_t, int32_t>, std::set<int>> leased_;
   std::map<Incarnation, Worker> workers_;
+  std::vector<Incarnation> dirty_workers_;   // linked ones that get an update at the end of this event
   std::map<ProxyLife, Proxy> proxies_;
   std::set<Incarnation> retired_;            // lives that another one has replaced
   std::deque<Incarnation> retired_order_;    // oldest first
@@ -200,6 +207,7 @@ class ResourceManagerCore {
   uint64_t grant_count_ = 0, stamp_count_ = 0, update_number_ = 0, arrivals_ = 0;
   TimeNs last_event_ = 0;
   bool changed_ = true;  // placing and the queue have to be looked at
+  TimeNs last_look_ = 0;  // at them
   Counts totals_;
 };
 
