@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # Where C++ tests find the plugin.
 export LANDBRIDGE_PYTHON := $(CURDIR)/.venv/bin/python
 
-BINARIES := landbridge landbridge-server landbridge-proxy landbridge-compiler landbridge-one
+BINARIES := landbridge landbridge-server landbridge-proxy landbridge-compiler landbridge-one landbridge-simulated-workers
 BIN := build/release/bin
 
 help:

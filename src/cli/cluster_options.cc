@@ -40,15 +40,19 @@ std::string InstanceType(const ClusterOptions& options) {
 }  // namespace
 
 absl::Status Validate(const ClusterOptions& options) {
-  LB_RETURN_IF_ERROR(CheckRange("--slices", options.slices, 1, kLocalProcessesMax));
+  const int workers_max = options.simulated ? kSimulatedWorkersMax : kLocalProcessesMax;
+  LB_RETURN_IF_ERROR(CheckRange("--slices", options.slices, 1, workers_max));
   LB_RETURN_IF_ERROR(CheckRange("--workers-per-slice", options.workers_per_slice, 1, kLocalProcessesMax));
   LB_RETURN_IF_ERROR(CheckRange("--devices-per-worker", options.devices_per_worker, 1, kDevicesPerWorkerMax));
   LB_RETURN_IF_ERROR(CheckRange("--port", options.proxy_port, 0, 65535));
   LB_RETURN_IF_ERROR(CheckRange("--start-timeout", options.start_timeout_s, 1, 3600));
-  if (options.workers() > kLocalProcessesMax) {
+  if (options.simulated && options.one_process) {
+    return absl::InvalidArgumentError("--simulated and --one-process exclude each other");
+  }
+  if (options.workers() > workers_max) {
     return absl::InvalidArgumentError(
         absl::StrCat("--slices ", options.slices, " times --workers-per-slice ", options.workers_per_slice,
-                     " would start ", options.workers(), " workers; one machine takes at most ", kLocalProcessesMax));
+                     " would start ", options.workers(), " workers; one machine takes at most ", workers_max));
   }
   return absl::OkStatus();
 }
@@ -79,6 +83,16 @@ ServerSpec WorkerSpec(const ClusterOptions& options, const std::string& bin_dir,
                      // The name stays when it is started again, so the new life takes the old one's place.
                      absl::StrCat("--worker_name=", spec.name), absl::StrCat("--slice_hint=", slice)});
   AppendNetwork(spec.argv, options);
+  Append(spec.argv, options.worker_flags);
+  return spec;
+}
+
+ServerSpec SimulatedWorkersSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
+                                const std::string& resource_manager) {
+  ServerSpec spec = MakeSpec("simulated-workers", Role::kWorker, "landbridge-simulated-workers", bin_dir, state_dir);
+  Append(spec.argv, {absl::StrCat("--resource_manager_address=", resource_manager),
+                     absl::StrCat("--workers=", options.workers()), absl::StrCat("--devices=", options.devices_per_worker),
+                     absl::StrCat("--port_file=", spec.port_path)});
   Append(spec.argv, options.worker_flags);
   return spec;
 }

@@ -27,6 +27,7 @@ struct ClusterOptions {
   bool insecure_network = false;  // the servers refuse to listen beyond loopback without it
   std::string plugin;           // path of the PJRT plugin; see plugin_search.h
   bool one_process = false;     // all servers in one process (landbridge-one): for measurements
+  bool simulated = false;       // workers without devices, all in one process (landbridge-simulated-workers)
   int start_timeout_s = 60;
   WorkerLoss worker_loss = WorkerLoss::kContinue;
   // Passed to every server of the kind as they are, behind our own flags.
@@ -36,6 +37,7 @@ struct ClusterOptions {
 };
 
 constexpr int kLocalProcessesMax = 1024;       // workers that one command starts on one machine
+constexpr int kSimulatedWorkersMax = 4096;     // as worker/simulated/simulated_limits.h
 constexpr int kDevicesPerWorkerMax = 1024;
 
 // Says which option is wrong and what it may be.
@@ -61,6 +63,9 @@ ServerSpec ResourceManagerSpec(const ClusterOptions& options, const std::string&
 // `resource_manager` is its "host:port".
 ServerSpec WorkerSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
                       const std::string& resource_manager, int slice, int index);
+// All workers in one process.
+ServerSpec SimulatedWorkersSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
+                                const std::string& resource_manager);
 ServerSpec ProxySpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
                      const std::string& resource_manager);
 

@@ -57,9 +57,9 @@ std::string CheckoutOf(const std::string& bin_dir) {
 // Checks what can be checked before anything starts, and completes the options.
 absl::Status Complete(ClusterOptions& options, const std::string& bin_dir) {
   LB_RETURN_IF_ERROR(Validate(options));
-  const std::vector<const char*> binaries = options.one_process
-                                                ? std::vector<const char*>{"landbridge-one"}
-                                                : std::vector<const char*>{"landbridge-server", "landbridge-proxy"};
+  std::vector<const char*> binaries = {"landbridge-server", "landbridge-proxy"};
+  if (options.one_process) binaries = {"landbridge-one"};
+  if (options.simulated) binaries.push_back("landbridge-simulated-workers");
   for (const char* binary : binaries) {
     const std::string path = absl::StrCat(bin_dir, "/", binary);
     if (access(path.c_str(), X_OK) != 0) {

@@ -39,6 +39,9 @@ void AddClusterOptions(CLI::App* app, ClusterOptions* options) {
       ->capture_default_str()->group(servers);
   app->add_flag("--one-process", options->one_process,
                 "All servers in one process, landbridge-one: for measurements and debugging")->group(servers);
+  app->add_flag("--simulated", options->simulated,
+                "Workers without devices, all in one process: programs compile but are not run, so that thousands of "
+                "devices fit on one machine")->group(servers);
   const std::map<std::string, WorkerLoss> losses = {
       {"stop", WorkerLoss::kStop}, {"continue", WorkerLoss::kContinue}, {"restart", WorkerLoss::kRestart}};
   app->add_option("--on-worker-loss", options->worker_loss,

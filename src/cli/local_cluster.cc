@@ -64,11 +64,14 @@ absl::Status LocalCluster::Start() {
   LB_RETURN_IF_ERROR(AwaitPorts(0));
   state_.resource_manager_address = state_.processes[0].address;
 
-  progress_(absl::StrCat("starting ", options_.workers(), " worker", options_.workers() == 1 ? "" : "s", " (",
+  progress_(absl::StrCat("starting ", options_.workers(), options_.simulated ? " simulated worker" : " worker", options_.workers() == 1 ? "" : "s", " (",
                          options_.slices, " slice", options_.slices == 1 ? "" : "s", " of ", options_.workers_per_slice,
                          " x ", options_.devices_per_worker, " devices) and the proxy"));
   LB_RETURN_IF_ERROR(LaunchNew(ProxySpec(options_, bin_dir_, state_dir_, state_.resource_manager_address)));
-  for (int slice = 0; slice < options_.slices; ++slice) {
+  if (options_.simulated) {
+    LB_RETURN_IF_ERROR(LaunchNew(SimulatedWorkersSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address)));
+  }
+  for (int slice = 0; slice < options_.slices && !options_.simulated; ++slice) {
     for (int index = 0; index < options_.workers_per_slice; ++index) {
       LB_RETURN_IF_ERROR(LaunchNew(
           WorkerSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address, slice, index)));

@@ -47,6 +47,22 @@ TEST(ClusterOptions, ServersAreStartedWithPathwaysFlags) {
   EXPECT_THAT(ProxySpec(options, "/bin", "/s", "h:1").argv, Contains("--server_port=29000"));
 }
 
+TEST(ClusterOptions, SimulatedWorkersAreOneProcess) {
+  ClusterOptions options;
+  options.slices = 1280;
+  options.devices_per_worker = 8;
+  EXPECT_EQ(Validate(options).message(), "--slices is 1280, but must lie between 1 and 1024");
+  options.simulated = true;
+  EXPECT_TRUE(Validate(options).ok());
+  options.worker_flags = {"--launch_us=5"};
+  const ServerSpec spec = SimulatedWorkersSpec(options, "/bin", "/s", "h:1");
+  EXPECT_EQ(spec.name, "simulated-workers");
+  EXPECT_THAT(spec.argv, ElementsAre("/bin/landbridge-simulated-workers", "--resource_manager_address=h:1", "--workers=1280",
+                                     "--devices=8", "--port_file=/s/ports/simulated-workers", "--launch_us=5"));
+  options.one_process = true;
+  EXPECT_THAT(std::string(Validate(options).message()), HasSubstr("exclude each other"));
+}
+
 TEST(ClusterOptions, OneProcessStandsInForTheProxy) {
   ClusterOptions options;
   options.slices = 3;

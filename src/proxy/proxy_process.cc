@@ -246,7 +246,9 @@ void ProxyProcess::OnMemberUp(const MemberRef& ref, const WorkerInfo& info) {
   member->name = absl::StrCat(member->slot.ToString(), " (worker ", info.name(), " on ", info.host(), ", pid ", info.pid(),
                               ")");
   LogInfo(member->name, " is up: ", info.device_count(), " ", info.device_kind(), " devices");
-  if (absl::Status status = data_plane_->AddPeer(life, info.data_address()); !status.ok()) {
+  if (info.data_address().empty()) {
+    // Simulated: its bytes ride on the control stream, if there are any.
+  } else if (absl::Status status = data_plane_->AddPeer(life, info.data_address()); !status.ok()) {
     LogError("data plane to ", member->name, ": ", status.ToString());
   }
   const std::string name = member->name;

@@ -1,0 +1,77 @@
+#include "worker/shell/holder_stream.h"
+
+#include <utility>
+
+#include "base/limits.h"
+#include "base/status.h"
+#include "cluster/control_frames.h"
+
+namespace landbridge {
+
+absl::Status HolderStream::Resume(uint64_t received) {
+  sender_.OnDisconnect();
+  return sender_.Resume(received);
+}
+
+absl::Status HolderStream::OnFrame(absl::string_view payload, WorkerCore& core, TimeNs now) {
+  ControlFrame frame;
+  if (!frame.ParseFromArray(payload.data(), static_cast<int>(payload.size())) || frame.reports_size() != 0) {
+    return absl::InvalidArgumentError("a control frame of the proxy does not parse");
+  }
+  LB_RETURN_IF_ERROR(sender_.OnAck(frame.ack()));
+  if (frame.has_heartbeat() && frame.heartbeat().number() > peer_heartbeat_number_) {
+    peer_heartbeat_number_ = frame.heartbeat().number();
+    peer_sent_ns_ = frame.heartbeat().sent_ns();
+    if (!callbacks_.on_heartbeat(frame.heartbeat().echo_ns())) {
+      return absl::FailedPreconditionError("the lease has ended");
+    }
+  }
+  LB_ASSIGN_OR_RETURN(size_t skip,
+                      receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()), payload.size()));
+  for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) core.OnOp(std::move(*frame.mutable_ops(i)), now);
+  return absl::OkStatus();
+}
+
+void HolderStream::Queue(const WorkerReport& report) {
+  if (fenced_) return;
+  std::string bytes = report.SerializeAsString();
+  const size_t size = bytes.size();
+  if (!parked_.empty() || !sender_.TryPush(bytes, size)) parked_.push_back(std::move(bytes));
+}
+
+bool HolderStream::Flush(WorkerCore& core, bool late) {
+  if (fenced_) return false;
+  core.Flush(late);
+  if (sender_.HasUnsent()) core.Flush(/*all=*/true);  // the frame goes anyway
+  while (!parked_.empty()) {
+    const size_t size = parked_.front().size();
+    if (!sender_.TryPush(parked_.front(), size)) break;
+    parked_.pop_front();
+  }
+  while (sender_.HasUnsent() || (sender_.resumed() && receiver_.ack_due())) {
+    StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
+    receiver_.AckMade();
+    if (!callbacks_.send(JoinControlFrame(batch.first, receiver_.applied(), kControlFrameReports, batch.messages, ""))) {
+      sender_.OnDisconnect();
+    }
+  }
+  return core.HoldsProgress();
+}
+
+void HolderStream::SendHeartbeat(Heartbeat heartbeat, TimeNs now) {
+  if (fenced_ || !sender_.resumed()) return;
+  heartbeat.set_number(++heartbeat_number_);
+  heartbeat.set_sent_ns(now);
+  heartbeat.set_echo_ns(peer_sent_ns_);
+  receiver_.AckMade();
+  callbacks_.send(JoinControlFrame(0, receiver_.applied(), kControlFrameReports, {}, heartbeat.SerializeAsString()));
+}
+
+void HolderStream::Fence() {
+  fenced_ = true;
+  sender_.Fence();
+  receiver_.Fence();
+  parked_.clear();
+}
+
+}  // namespace landbridge
