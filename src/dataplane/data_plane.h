@@ -175,9 +175,10 @@ struct DataPlaneOptions {
   Authorizer authorizer;       // empty: every known peer may pull every key
   // A connection broke by itself (peer killed, network). Its pulls end as below.
   std::function<void(PeerId, absl::Status)> peer_failed;
-  // Pulls whose connection broke end so much later with UNAVAILABLE, or before that with what ClosePeer says: who died is
-  // the control plane's to know, and its word comes at about the same time.
-  DurationNs broken_grace = limits::kTransferBrokenGrace;
+  // Pulls whose connection broke end with UNAVAILABLE: at once, or so much later, or before that with what ClosePeer says.
+  // Who died is the control plane's to know, and its word comes at about the same time: a grace is for those who would
+  // otherwise have to make an error of UNAVAILABLE (a proxy's reads), not for those who try again (a worker's pulls).
+  DurationNs broken_grace = 0;
 };
 
 // What a process has one of: its address, its thread, its sockets. Carries a data plane for each of its peer ids, say one
