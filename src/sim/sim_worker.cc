@@ -681,7 +681,7 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
     auto at = published_.find(transfer.value());
     if (at == published_.end()) return done(absl::UnavailableError("unpublished"));
     --at->second.pulling;
-    const Content* content = Find(at->second.ref);
+    const Content* content = at->second.copy.has_value() ? &*at->second.copy : Find(at->second.ref);
     if (content == nullptr) {
       if (!fenced_) world_->Violation(absl::StrCat(name_, ": ", at->second.ref.ToString(), " vanished under a pull"));
       done(absl::UnavailableError("fenced"));
@@ -690,6 +690,18 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
     }
     at = published_.find(transfer.value());
     if (at != published_.end() && at->second.stopping && at->second.pulling == 0) EndPublication(transfer);
+  });
+}
+
+void SimWorker::SnapshotPublish(TransferId transfer) {
+  Later(world_->Between(5 * kMicrosecond, 5 * kMillisecond), [this, transfer, generation = generation_] {
+    auto it = published_.find(transfer.value());
+    if (generation != generation_ || it == published_.end() || it->second.stopping) return;
+    const Content* content = Find(it->second.ref);
+    if (content == nullptr) return world_->Violation(absl::StrCat(name_, ": copy of ", it->second.ref.ToString()));
+    it->second.copy = *content;
+    core_->OnPublishQuiet(transfer, world_->now());
+    FlushSoon();
   });
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -72,6 +73,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
     absl::Status why;
     int pulling = 0;
     bool stopping = false;
+    std::optional<Content> copy;   // a donor took the buffer
   };
   // Null: not published (yet). Answers after the transfer's time through `done`, exactly once.
   void Pull(Incarnation peer, TransferId transfer, std::function<void(absl::StatusOr<Content>)> done);
@@ -104,6 +106,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void FailPublish(TransferId transfer, const absl::Status& why) override;
   void StopPublish(TransferId transfer, const absl::Status& why) override;
   void StartRead(const Read& read, bool snapshot) override;
+  void SnapshotPublish(TransferId transfer) override;
   void SnapshotRead(uint64_t read) override;
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;

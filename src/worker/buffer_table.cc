@@ -135,6 +135,7 @@ bool BufferTable::SetDonor(Buffer& buffer, Waiter donor, Ticket ticket, bool is_
   buffer.donor_is_make = is_make;
   buffer.donor_cleared = DonorMayTake(buffer);
   for (uint64_t read : buffer.open_reads) sink_->SnapshotRead(read);
+  for (TransferId send : buffer.open_sends) sink_->SnapshotPublish(send);
   return buffer.donor_cleared;
 }
 

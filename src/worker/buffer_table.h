@@ -39,7 +39,8 @@ struct Buffer {
   Ticket donor_ticket;
   PoisonPtr poison;
   absl::InlinedVector<Waiter, 2> waiters;
-  absl::InlinedVector<uint64_t, 1> open_reads;  // in the shell
+  absl::InlinedVector<uint64_t, 1> open_reads;     // in the shell
+  absl::InlinedVector<TransferId, 1> open_sends;   // offered to peers
 };
 
 class BufferTable {

@@ -92,6 +92,7 @@ class RecordingSink : public WorkerSink {
   void StartRead(const Read& read, bool snapshot) override {
     Add("StartRead ", read.read(), snapshot ? " snapshot" : "");
   }
+  void SnapshotPublish(TransferId transfer) override { Add("SnapshotPublish ", transfer.ToString()); }
   void SnapshotRead(uint64_t read) override { Add("SnapshotRead ", read); }
   void StopRead(uint64_t read) override { Add("StopRead ", read); }
   void Free(BufferRef ref) override { Add("Free ", ref.ToString()); }

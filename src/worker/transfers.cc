@@ -435,12 +435,16 @@ void Transfers::OnPublish(Publish op, TimeNs now) {
 void Transfers::Offer(PublishNode& node) {
   node.stage = PublishStage::kOffered;
   ++running_;
+  node.buffer->open_sends.push_back(node.transfer);
   context_->sink->StartPublish(node.op);
+  if (node.buffer->donor.kind != WaiterKind::kNone) context_->sink->SnapshotPublish(node.transfer);
 }
 
 void Transfers::LetGo(PublishNode& node) {
   if (node.buffer == nullptr) return;
   Buffer* buffer = std::exchange(node.buffer, nullptr);
+  auto& sends = buffer->open_sends;
+  sends.erase(std::remove(sends.begin(), sends.end(), node.transfer), sends.end());
   context_->buffers.EndTransfer(*buffer);
   context_->buffers.Unpin(*buffer);
   context_->memory_may_be_stuck = true;
@@ -455,9 +459,13 @@ void Transfers::FailPublish(PublishNode& node, const absl::Status& why) {
 void Transfers::StopPublish(PublishNode& node, const absl::Status& why) {
   switch (node.stage) {
     case PublishStage::kOffered:
+      context_->sink->StopPublish(node.transfer, why);
+      if (node.buffer == nullptr) {  // let go before: nobody waits for the end of the copy
+        --running_;
+        return ErasePublish(node);
+      }
       node.stage = PublishStage::kStopping;
       context_->buffers.StartRunning(*node.buffer);
-      context_->sink->StopPublish(node.transfer, why);
       return;
     case PublishStage::kWaiting:
     case PublishStage::kFailed:
@@ -483,7 +491,13 @@ void Transfers::OnUnpublish(TransferId transfer, const absl::Status& why) {
 void Transfers::OnPublishQuiet(TransferId transfer) {
   auto it = publish_by_id_.find(transfer);
   PublishNode* node = it == publish_by_id_.end() ? nullptr : publishes_.Get(it->second);
-  if (node == nullptr || node->stage != PublishStage::kStopping) return;
+  if (node == nullptr) return;
+  if (node->stage == PublishStage::kOffered && node->buffer != nullptr &&
+      node->buffer->donor.kind != WaiterKind::kNone) {
+    ++send_snapshots_;
+    return LetGo(*node);
+  }
+  if (node->stage != PublishStage::kStopping) return;
   --running_;
   context_->buffers.StopRunning(*node->buffer);
   ErasePublish(*node);

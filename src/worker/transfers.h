@@ -49,6 +49,7 @@ class Transfers {
   size_t uploads() const { return uploads_.size(); }
   size_t make_parts() const { return parts_.size(); }
   size_t publishes() const { return publishes_.size(); }
+  uint64_t send_snapshots() const { return send_snapshots_; }
   // Things in the shell.
   size_t running() const { return running_; }
 
@@ -95,7 +96,7 @@ class Transfers {
     Ticket ticket;
     Incarnation peer;
     Publish op;
-    Buffer* buffer = nullptr;      // null: kFailed
+    Buffer* buffer = nullptr;      // null: failed, or offered from a copy since a donor took it
     PublishStage stage = PublishStage::kWaiting;
     TimeNs arrived = 0;
   };
@@ -124,6 +125,7 @@ class Transfers {
   Slab<PublishNode> publishes_;
   absl::flat_hash_map<TransferId, SlabHandle> publish_by_id_;
   size_t running_ = 0;
+  uint64_t send_snapshots_ = 0;
   ReshardPlans plans_;
 };
 

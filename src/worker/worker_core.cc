@@ -128,6 +128,7 @@ class WorkerCore::Impl {
     counts.transfers = transfers_.publishes() + transfers_.make_parts();
     counts.reads = observers_.reads();
     counts.uploads = transfers_.uploads();
+    counts.send_snapshots = transfers_.send_snapshots();
     counts.executables = launches_.executables();
     counts.watches = observers_.watches();
     for (uint32_t d = 0; d < context_.memory.devices(); ++d) {

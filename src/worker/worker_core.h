@@ -60,6 +60,9 @@ class WorkerSink {
   // StopPublish also comes for a transfer that failed, or was never started (a parked pull is to be answered with
   // `why`); then no OnPublishQuiet is needed (and one does no harm).
   virtual void StopPublish(TransferId transfer, const absl::Status& why) = 0;
+  // A donor waits for the buffer of an open publication: if the peer takes long, go on from a copy. OnPublishQuiet when
+  // nothing of the publication reads the buffer itself any more (never, if there is no room for a copy).
+  virtual void SnapshotPublish(TransferId transfer) = 0;
 
   // The buffer is resident. Answer OnReadDone with the image (small) or after publishing it; StopRead ends the
   // publication and is answered by OnReadQuiet. `snapshot`: the shell copies first, since a donation waits; it then
@@ -127,6 +130,7 @@ class WorkerCore {
   struct Counts {
     size_t buffers = 0, launches = 0, transfers = 0, reads = 0, uploads = 0, executables = 0, watches = 0;
     std::vector<int64_t> device_bytes_reserved;
+    uint64_t send_snapshots = 0;  // publications that went on without their buffer, ever
     size_t anomalies = 0;  // ops and answers that made no sense (unknown ids, doubles) and were ignored; never shrinks
   };
   Counts counts() const;

@@ -30,6 +30,7 @@ class CountingSink : public WorkerSink {
   void FailPublish(TransferId, const absl::Status&) override {}
   void StopPublish(TransferId, const absl::Status&) override {}
   void StartRead(const Read&, bool) override {}
+  void SnapshotPublish(TransferId) override {}
   void SnapshotRead(uint64_t) override {}
   void StopRead(uint64_t) override {}
   void Free(BufferRef) override { ++frees; }

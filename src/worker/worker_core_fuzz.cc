@@ -38,6 +38,7 @@ class Shell final : public WorkerSink {
     if (Take(publishes, transfer.value())) stopped_publishes.push_back(transfer.value());
   }
   void StartRead(const Read& read, bool) override { reads.push_back(read.read()); }
+  void SnapshotPublish(TransferId transfer) override { snapshot_publishes.push_back(transfer.value()); }
   void SnapshotRead(uint64_t) override {}
   void StopRead(uint64_t) override {}
   void Free(BufferRef ref) override { LB_CHECK(!ref.array.valid() || freed.size() < 1'000'000); freed.insert(ref); }
@@ -52,7 +53,8 @@ class Shell final : public WorkerSink {
   }
   void Made(const BufferRefProto& ref) { freed.erase(BufferRef{ArrayId(ref.array()), ref.shard()}); }
 
-  std::vector<uint64_t> loads, launches, uploads, publishes, stopped_publishes, reads;
+  std::vector<uint64_t> loads, launches, uploads, publishes, stopped_publishes, reads,
+      snapshot_publishes;
   std::vector<std::pair<uint64_t, int>> makes;
   std::set<BufferRef> freed;
 };
@@ -71,7 +73,8 @@ class Run {
     const absl::Status status = well ? absl::OkStatus() : absl::UnavailableError("it did not work");
     std::vector<size_t> open;
     const size_t sizes[] = {shell.loads.size(),   shell.launches.size(), shell.uploads.size(),
-                            shell.makes.size(),   shell.stopped_publishes.size(), shell.reads.size()};
+                            shell.makes.size(),   shell.stopped_publishes.size(), shell.reads.size(),
+                            shell.snapshot_publishes.size()};
     for (size_t i = 0; i < std::size(sizes); ++i) {
       if (sizes[i] > 0) open.push_back(i);
     }
@@ -92,6 +95,7 @@ class Run {
         break;
       }
       case 4: core->OnPublishQuiet(TransferId(next(shell.stopped_publishes)), now); break;
+      case 6: core->OnPublishQuiet(TransferId(next(shell.snapshot_publishes)), now); break;
       default: {
         const uint64_t read = next(shell.reads);
         core->OnReadDone(read, status, well ? "data" : "", false, now);

@@ -346,6 +346,10 @@ class RandomRun : public WorkerSink {
     open_reads_[op.read()] = OpenRead{Ref(op.ref()), snapshot, false, false, false};
     if (snapshot) SnapshotRead(op.read());
   }
+  void SnapshotPublish(TransferId id) override {
+    if (!offered_.contains(id.value())) return Fail("snapshot of a publication that is not offered");
+    snapshot_due_.push_back(id.value());
+  }
   void SnapshotRead(uint64_t read) override { open_reads_.at(read).quiet_due = true; }
   void StopRead(uint64_t read) override {
     auto it = open_reads_.find(read);
@@ -390,6 +394,7 @@ class RandomRun : public WorkerSink {
     if (!making_.empty()) kinds.push_back(3);
     if (!stopping_.empty()) kinds.push_back(4);
     if (!open_reads_.empty()) kinds.push_back(5);
+    if (!snapshot_due_.empty()) kinds.push_back(6);
     if (kinds.empty()) return false;
     ++now_;
     switch (kinds[Below(kinds.size())]) {
@@ -413,6 +418,18 @@ class RandomRun : public WorkerSink {
         return true;
       }
       case 5: return ReadMoves();
+      case 6: {  // a copy is there; or the peer took the last of it while the copy was being made
+        const uint64_t id = Pick(&snapshot_due_);
+        auto it = offered_.find(id);
+        if (it == offered_.end()) return true;
+        std::erase(stopping_, id);
+        const BufferRef ref = it->second;
+        offered_.erase(it);
+        --At(ref).users;
+        Over(ref, id);
+        core_->OnPublishQuiet(TransferId(id), now_);
+        return true;
+      }
     }
     return true;
   }
@@ -866,6 +883,7 @@ class RandomRun : public WorkerSink {
   std::set<uint64_t> will_fail_;            // launches that are handed over and come to a bad end
   std::map<uint64_t, std::vector<BufferRef>> watched_;
   std::map<uint64_t, BufferRef> publish_ref_, read_ref_, offered_;
+  std::vector<uint64_t> snapshot_due_;
   std::map<BufferRef, std::set<uint64_t>> readers_of_;
   std::map<BufferRef, int> transfers_of_;
   std::map<BufferRef, std::vector<BufferRef>> pieces_of_;

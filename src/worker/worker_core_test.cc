@@ -326,10 +326,54 @@ TEST_F(WorkerCoreTest, DonorWaitsForTransfersOfItsInput) {
   Load(2, {{100}, {100}});
   Resident(1, 1, 100);
   EXPECT_THAT(Op(PublishOp(2, 60, 1, 0, 9)), ElementsAre("StartPublish tr60"));
-  EXPECT_THAT(Op(LaunchOp(3, 2, {1}, {3}, {0}, {0})), IsEmpty());
-  EXPECT_THAT(Op(UnpublishOp(60)), ElementsAre("StopPublish tr60"));
+  EXPECT_THAT(Op(LaunchOp(3, 2, {1}, {3}, {0}, {0})), ElementsAre("SnapshotPublish tr60"));
+  EXPECT_THAT(Op(UnpublishOp(60)), ElementsAre("StopPublish tr60"));  // the peer was quicker than the copy
   core_->OnPublishQuiet(TransferId(60), ++now_);
   EXPECT_THAT(sink_.TakeCalls(), ElementsAre("HandOver t3 @1"));
+  core_->OnPublishQuiet(TransferId(60), ++now_);  // of the copy, too late: nobody minds
+  EXPECT_EQ(core_->counts().transfers, 0u);
+  EXPECT_EQ(core_->counts().send_snapshots, 0u);
+}
+
+TEST_F(WorkerCoreTest, DonorGoesWhenItsInputIsSentFromACopy) {
+  Load(2, {{100}, {100}});
+  Resident(1, 1, 100);
+  Op(PublishOp(2, 60, 1, 0, 9));
+  Op(PublishOp(2, 61, 1, 0, 9));
+  EXPECT_THAT(Op(LaunchOp(3, 2, {1}, {3}, {0}, {0})), ElementsAre("SnapshotPublish tr60", "SnapshotPublish tr61"));
+  core_->OnPublishQuiet(TransferId(61), ++now_);
+  EXPECT_THAT(sink_.TakeCalls(), IsEmpty());  // the other one still reads it
+  core_->OnPublishQuiet(TransferId(60), ++now_);
+  EXPECT_THAT(sink_.TakeCalls(), ElementsAre("HandOver t3 @1"));
+  EXPECT_EQ(core_->counts().send_snapshots, 2u);
+  EXPECT_EQ(core_->counts().transfers, 2u);  // they go on
+  EXPECT_THAT(Done(3), ElementsAre("Free a1.0"));
+  EXPECT_THAT(Op(UnpublishOp(60)), ElementsAre("StopPublish tr60"));
+  EXPECT_THAT(Op(PeerLostOp(9)), ElementsAre("StopPublish tr61", "PeerLost i9"));
+  EXPECT_EQ(core_->counts().transfers, 0u);
+  core_->OnPublishQuiet(TransferId(60), ++now_);
+  EXPECT_EQ(core_->counts().anomalies, 0u);
+}
+
+TEST_F(WorkerCoreTest, ASendThatStartsWhenItsDonorWaitsIsToldSo) {
+  Load(2, {{100}, {100}});
+  Op(UploadOp(1, 1, 100));
+  EXPECT_THAT(Op(PublishOp(2, 60, 1, 0, 9)), IsEmpty());
+  EXPECT_THAT(Op(LaunchOp(3, 2, {1}, {3}, {0}, {0})), IsEmpty());
+  EXPECT_THAT(UploadDone(1), ElementsAre("StartPublish tr60", "SnapshotPublish tr60"));
+  core_->OnPublishQuiet(TransferId(60), ++now_);
+  EXPECT_THAT(sink_.TakeCalls(), ElementsAre("HandOver t3 @1"));
+}
+
+TEST_F(WorkerCoreTest, QuietWithoutADonorChangesNothing) {
+  Resident(1, 1, 100);
+  Op(PublishOp(2, 60, 1, 0, 9));
+  core_->OnPublishQuiet(TransferId(60), ++now_);
+  EXPECT_EQ(core_->counts().send_snapshots, 0u);
+  EXPECT_THAT(Op(UnpublishOp(60)), ElementsAre("StopPublish tr60"));
+  EXPECT_EQ(core_->counts().transfers, 1u);
+  core_->OnPublishQuiet(TransferId(60), ++now_);
+  EXPECT_EQ(core_->counts().transfers, 0u);
 }
 
 TEST_F(WorkerCoreTest, DonorWaitsForLocalMakeThatReads) {

@@ -87,13 +87,13 @@ def held_by(sharding, shape, worker):
     return mask
 
 
-def lacking(source, target, shape, element_bytes):
+def lacking(source, target, shape, bits):
     """Element by element, with two slices of one worker: what a worker needs and does not hold comes from the other."""
     wanted = {}
     for to in (0, 1):
         lacks = held_by(target, shape, to) & ~held_by(source, shape, to)
         if lacks.any():
-            wanted[1 - to, to] = int(lacks.sum()) * element_bytes
+            wanted[1 - to, to] = int(lacks.sum()) * bits // 8
     return wanted
 
 
@@ -121,35 +121,32 @@ def array_bytes(sharding, shape, bits):
     return len(sharding.device_set) * math.ceil(math.prod(sharding.shard_shape(shape)) * bits / 8)
 
 
-DTYPES = ["float32", "bfloat16", "int4", "bool", "complex64", "key"]
+BITS = {"float32": 32, "bfloat16": 16, "int4": 4, "bool": 8, "complex64": 64, "key": 64}
+DTYPES = list(BITS)
 
 
-def cells(dtype):
-    """Every kind to every kind; for the other dtypes than the first each kind to two others, by turns."""
-    kinds = list(KINDS)
-    if dtype == DTYPES[0]:
-        return list(itertools.product(kinds, kinds))
-    turn = DTYPES.index(dtype)
-    return [(kinds[i], kinds[(i + turn + k) % 6]) for i in range(6) for k in (0, 3)]
+def cells(place):
+    """Every kind to every kind, by turns of each type. (All of them with all types, on all places and on slices of several
+    workers: src/worker/shell/reshard_matrix_test.cc.)"""
+    for n, (a, b) in enumerate(itertools.product(KINDS, KINDS)):
+        yield a, b, DTYPES[(n + n // len(KINDS) + list(PLACES).index(place)) % len(DTYPES)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("place", PLACES)
-def test_matrix(links, place, dtype):
+def test_matrix(links, place):
     from pathwaysutils import reshard
 
-    values = numbers(dtype)
     shape = (16, 24)
-    element_bytes = {"int4": 1, "key": 8}.get(dtype, values.dtype.itemsize)  # on the wire
-    bits = 4 if dtype == "int4" else element_bytes * 8
+    images = {dtype: numbers(dtype) for dtype in DTYPES}
     before_devices, after_devices = PLACES[place]
     base = held_at_rest(links)
-    for a, b in cells(dtype):
+    for a, b, dtype in cells(place):
+        values = images[dtype]
         source, target = KINDS[a](before_devices), KINDS[b](after_devices)
         if source == target:
             continue
-        cell = f"{a} -> {b}"
-        wanted = lacking(source, target, shape, element_bytes)
+        cell = f"{a} -> {b}, {dtype}"
+        wanted = lacking(source, target, shape, BITS[dtype])
         for donate in (False, True):
             x = put(values, dtype, source)
             jax.block_until_ready(x)
@@ -164,7 +161,7 @@ def test_matrix(links, place, dtype):
             np.testing.assert_array_equal(get(y, dtype), values, err_msg=f"{cell} donate={donate}")
             if donate:
                 # The source is not touched any more; the servers hold the result and nothing else.
-                size = array_bytes(target, shape, bits)
+                size = array_bytes(target, shape, BITS[dtype])
                 until(lambda: links.held() == base + size, lambda: f"{cell}: {links.held()} bytes, not {base} + {size}")
             else:
                 np.testing.assert_array_equal(get(x, dtype), values, err_msg=cell)
@@ -254,7 +251,7 @@ def test_plugin_program_and_the_cache_of_plans(cluster, links):
 
     values = numbers("float32")
     source, target = KINDS["two axes"](FIRST), KINDS["permuted"](FIRST[2:] + SECOND[:2])
-    wanted = lacking(source, target, (16, 24), 4)
+    wanted = lacking(source, target, (16, 24), 32)
     first = None
     for n in range(3):
         x = jax.device_put(values + n, source)

@@ -229,6 +229,41 @@ void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, con
   });
 }
 
+namespace {
+
+// Elements are packed and unpacked so many at a time: no second image of a piece.
+constexpr int64_t kTileElements = 4096;
+
+// The tiles of the elements that bytes [offset, offset + bytes) of a packed box hold: fn(first element, count, byte).
+template <typename Fn>
+void ForEachTile(int64_t offset, int64_t bytes, const IndexBox& box, int bits, Fn fn) {
+  const int64_t per_byte = 8 / bits;
+  const int64_t end = std::min((offset + bytes) * per_byte, box.Elements());
+  for (int64_t first = offset * per_byte; first < end; first += kTileElements) {
+    fn(first, std::min(kTileElements, end - first), first / per_byte - offset);
+  }
+}
+
+}  // namespace
+
+void GatherPackedBits(std::byte* dst, int64_t offset, int64_t bytes, const std::byte* image,
+                      absl::Span<const int64_t> strides, const IndexBox& box, int bits) {
+  std::byte tile[kTileElements];
+  ForEachTile(offset, bytes, box, bits, [&](int64_t first, int64_t count, int64_t at) {
+    GatherPackedRange(tile, first, count, image, strides, box, 1);
+    PackBits(dst + at, tile, count, bits);
+  });
+}
+
+void ScatterPackedBits(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box, int bits,
+                       const std::byte* src, int64_t offset, int64_t bytes) {
+  std::byte tile[kTileElements];
+  ForEachTile(offset, bytes, box, bits, [&](int64_t first, int64_t count, int64_t at) {
+    UnpackBits(tile, src + at, count, bits, false);
+    ScatterPackedRange(image, strides, box, 1, tile, first, count);
+  });
+}
+
 void PackBits(std::byte* packed, const std::byte* image, int64_t elements, int bits) {
   const int per_byte = 8 / bits;
   const unsigned mask = (1u << bits) - 1;

@@ -58,6 +58,18 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
 void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box,
                         int64_t element_bytes, const std::byte* src, int64_t offset, int64_t bytes);
 
+// The same for elements of 1, 2 or 4 bits, which the box packs as PackBits does, while the image has a byte for each:
+// `offset` and `bytes` are of the packed box. Bits of the last byte that stand for no element are 0, and are not read.
+void GatherPackedBits(std::byte* dst, int64_t offset, int64_t bytes, const std::byte* image,
+                      absl::Span<const int64_t> strides, const IndexBox& box, int bits);
+void ScatterPackedBits(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box, int bits,
+                       const std::byte* src, int64_t offset, int64_t bytes);
+
+// Bytes of so many elements when they travel: `bits` each, the last byte filled up. Of a box inside a checked shape.
+constexpr int64_t TravelBytes(int64_t elements, int bits) {
+  return bits >= 8 ? elements * (bits / 8) : CeilDivide(elements, 8 / bits);
+}
+
 // Sub-byte elements. The wire image has a byte per element (its low bits count); packed memory holds 8/bits
 // elements a byte, the first in the lowest bits. Whole images only.
 void PackBits(std::byte* packed, const std::byte* image, int64_t elements, int bits);

@@ -185,6 +185,38 @@ TEST(Bits, PackAndUnpackAreInverse) {
   }
 }
 
+// A box, packed as if its elements lay in an image of their own; any bytes of it, there and back.
+TEST(Bits, BoxesTravelPacked) {
+  const std::vector<int64_t> dims = {5, 7, 3};
+  const IndexBox box{{1, 2, 0}, {4, 7, 3}};  // 45 elements
+  const std::vector<int64_t> strides = DenseStrides(dims, 1);
+  for (int bits : {1, 2, 4}) {
+    auto image = Numbered(5 * 7 * 3);
+    for (std::byte& element : image) element &= static_cast<std::byte>((1u << bits) - 1);
+    std::vector<std::byte> elements(45);
+    GatherPackedRange(elements.data(), 0, 45, image.data(), strides, box, 1);
+    const int64_t total = TravelBytes(45, bits);
+    EXPECT_EQ(total, (45 * bits + 7) / 8);
+    std::vector<std::byte> packed(static_cast<size_t>(total));
+    PackBits(packed.data(), elements.data(), 45, bits);
+    for (int64_t offset = 0; offset <= total; ++offset) {
+      for (int64_t bytes = 0; bytes <= total - offset; ++bytes) {
+        std::vector<std::byte> gathered(static_cast<size_t>(bytes));
+        GatherPackedBits(gathered.data(), offset, bytes, image.data(), strides, box, bits);
+        ASSERT_EQ(gathered, std::vector<std::byte>(packed.begin() + offset, packed.begin() + offset + bytes));
+        std::vector<std::byte> back(image.size(), std::byte{0x5a}), want = back;
+        ScatterPackedBits(back.data(), strides, box, bits, gathered.data(), offset, bytes);
+        const int64_t per_byte = 8 / bits, first = offset * per_byte;
+        const int64_t count = std::max<int64_t>(0, std::min<int64_t>(45, (offset + bytes) * per_byte) - first);
+        if (count > 0) ScatterPackedRange(want.data(), strides, box, 1, elements.data() + first, first, count);
+        ASSERT_EQ(back, want) << bits << " bits, bytes " << offset << " to " << offset + bytes;
+      }
+    }
+  }
+  EXPECT_EQ(TravelBytes(0, 4), 0);
+  EXPECT_EQ(TravelBytes(3, 128), 48);
+}
+
 TEST(Bits, FirstElementIsLowest) {  // as XLA lays out s4 on a CPU
   const std::vector<std::byte> image = {std::byte{1}, std::byte{2}, std::byte{0xfd}, std::byte{1}, std::byte{7}};
   std::vector<std::byte> packed(3);

@@ -15,27 +15,38 @@
 
 namespace landbridge {
 
-// A box of an image, packed row-major piece by piece when it is pulled: no second copy of it exists at any time.
+// A box of a dense image, row-major as it travels; sub-byte elements are packed. What is one run of the image is sent
+// from where it lies, anything else is packed piece by piece when it is pulled: no second copy exists at any time, unless
+// the source is exchanged for one (Copy, Switch) so that somebody else gets the image's memory.
 //
 // Thread-safety: all members from any thread.
-class PackedBoxSource : public dataplane::Source {
+class BoxSource : public dataplane::Source {
  public:
-  // `strides` of the image in bytes; the box lies inside it.
-  PackedBoxSource(HostImage image, std::vector<int64_t> strides, IndexBox box, int64_t element_bytes, TaskPool* pool);
+  // The image of an array of `dims`; the box lies inside.
+  BoxSource(HostImage image, DType dtype, absl::Span<const int64_t> dims, IndexBox box, TaskPool* pool);
   uint64_t size() const override { return static_cast<uint64_t>(bytes_); }
   void Read(uint64_t offset, uint64_t size, dataplane::ReadDone done) override;
-  bool copies() const override { return true; }
+  bool copies() const override { return packs_; }
+
+  // All its bytes in memory of their own. RESOURCE_EXHAUSTED if there is none.
+  absl::StatusOr<HostImage> Copy() const;
+  // Reads from the copy from now on. The image is let go: on this thread, or with the last chunk of it on its way.
+  void Switch(HostImage copy);
 
  private:
   struct Layout {
     HostImage image;
     std::vector<int64_t> strides;
     IndexBox box;
-    int64_t element_bytes;
+    int element_bytes = 0, bits = 0;
+    void Pack(std::byte* dst, int64_t offset, int64_t bytes) const;
   };
-  const std::shared_ptr<const Layout> layout_;
   const int64_t bytes_;
+  const bool packs_;
   TaskPool* const pool_;
+  mutable absl::Mutex mutex_;
+  HostImage ready_ ABSL_GUARDED_BY(mutex_);                         // as they travel, or else
+  std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);    // how to make them so
 };
 
 // An image that may be exchanged for a copy of itself while peers pull it: each chunk that is under way keeps the

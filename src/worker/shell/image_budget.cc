@@ -14,6 +14,7 @@ struct ImageBudget::State {
   const int64_t bytes_max;
   absl::Mutex mutex;
   int64_t out ABSL_GUARDED_BY(mutex) = 0;
+  uint64_t granted ABSL_GUARDED_BY(mutex) = 0;
   std::deque<Waiter> waiting ABSL_GUARDED_BY(mutex);
 };
 
@@ -35,6 +36,7 @@ void ImageBudget::GrantAll(const std::shared_ptr<State>& state) {
       const int64_t bytes = state->waiting.front().bytes;
       if (state->out != 0 && state->out + bytes > state->bytes_max) break;
       state->out += bytes;
+      ++state->granted;
       ready.push_back(std::move(state->waiting.front()));
       state->waiting.pop_front();
     }
@@ -53,6 +55,11 @@ void ImageBudget::GrantAll(const std::shared_ptr<State>& state) {
 int64_t ImageBudget::bytes_out() const {
   absl::MutexLock lock(&state_->mutex);
   return state_->out;
+}
+
+uint64_t ImageBudget::granted() const {
+  absl::MutexLock lock(&state_->mutex);
+  return state_->granted;
 }
 
 size_t ImageBudget::waiting() const {

@@ -27,6 +27,7 @@ class ImageBudget {
   void Acquire(int64_t bytes, Granted granted);
   int64_t bytes_out() const;
   size_t waiting() const;
+  uint64_t granted() const;  // ever
 
  private:
   struct State;

@@ -161,10 +161,11 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
       open->local.push_back(std::move(local));
       continue;
     }
-    const int64_t bytes = target_box.Elements() * element_bytes;
+    const int64_t bytes = TravelBytes(target_box.Elements(), DeviceElementBits(open->dtype));
     if (bytes == 0) continue;
     LB_RETURN_IF_ERROR(context_->MeetPeer(Incarnation(piece.remote().incarnation()), piece.remote().data_address()));
-    if (auto range = ContiguousRange(open->dims, target_box, element_bytes)) {
+    const auto range = ContiguousRange(open->dims, target_box, element_bytes);
+    if (range.has_value() && !IsSubByte(open->dtype)) {  // sub-byte elements travel packed, and are unpacked here
       ++open->arriving;
       StartPull(open, piece.remote(), 0, open->data + range->offset, bytes, open->keep,
                 [this, open](const absl::Status& status) { Arrived(open, status); });
@@ -249,8 +250,13 @@ absl::Status Makes::PullChunk(const std::shared_ptr<Open>& open, const std::shar
               std::shared_ptr<ShellContext> context = context_->shared_from_this();
               context_->pool->Run([this, context, open, strips, image, offset, bytes, grant = std::move(grant)]() mutable {
                 const int element_bytes = HostElementBytes(open->dtype);
-                ScatterPackedRange(open->data, DenseStrides(open->dims, element_bytes), strips->box, element_bytes,
-                                   image.data, offset, bytes);
+                const std::vector<int64_t> strides = DenseStrides(open->dims, element_bytes);
+                if (IsSubByte(open->dtype)) {
+                  ScatterPackedBits(open->data, strides, strips->box, DeviceElementBits(open->dtype), image.data, offset,
+                                    bytes);
+                } else {
+                  ScatterPackedRange(open->data, strides, strips->box, element_bytes, image.data, offset, bytes);
+                }
                 image.owner.reset();
                 grant.reset();
                 context->PostEnd([this, open] { Arrived(open, absl::OkStatus()); });

@@ -18,7 +18,8 @@ namespace landbridge {
 
 // A whole buffer is copied by the plugin (or re-used, if its owner gives it up). Everything else is put together in
 // place in the new buffer's memory where the plugin lets us, else in a host image from which the buffer is made:
-// remote pieces that are one run of the target are pulled straight there, others come in chunks. A chunk gets memory
+// remote pieces that are one run of the target are pulled straight there, others (and those of sub-byte elements, which
+// travel packed) come in chunks. A chunk gets memory
 // (of ShellContext::staged) only when the first, small one has shown that the source is there: pieces that wait for
 // their producers do not hold up others.
 //
@@ -39,7 +40,7 @@ class Makes {
     std::vector<int64_t> source_dims;
     IndexBox source_box, target_box;
   };
-  // A remote piece that is not one run of the target.
+  // A remote piece that is not one run of the target, as it travels.
   struct Strips {
     RemoteSource source;
     IndexBox box;                              // in the target

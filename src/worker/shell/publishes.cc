@@ -4,8 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "worker/shell/box_copy.h"
-#include "worker/shell/byte_source.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {
@@ -46,14 +47,14 @@ absl::Status Publishes::TryStart(const std::shared_ptr<Open>& open) {
   if (buffer != nullptr && context_->io->IsInPlace(*buffer, dtype, *bytes)) {
     auto image = context_->io->ReadImage(slot, dtype, dims);
     if (!image.ok()) return image.status();
-    Offer(open, *image);
+    Offer(open, *std::move(image), true);
     return absl::OkStatus();
   }
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
   context_->pool->Run([this, context, open, slot, dtype, dims] {
     auto image = context->io->ReadImage(slot, dtype, dims);
-    context->PostEnd([this, open, image] {
+    context->PostEnd([this, open, image = std::move(image)]() mutable {
       const TransferId transfer(open->publish.transfer());
       if (open->stopped) {
         open_.erase(transfer);
@@ -61,31 +62,76 @@ absl::Status Publishes::TryStart(const std::shared_ptr<Open>& open) {
       } else if (!image.ok()) {
         Fail(transfer, image.status());
       } else {
-        Offer(open, *image);
+        Offer(open, *std::move(image), false);
       }
     });
   });
   return absl::OkStatus();
 }
 
-void Publishes::Offer(const std::shared_ptr<Open>& open, const HostImage& image) {
+void Publishes::Offer(const std::shared_ptr<Open>& open, HostImage image, bool holds_buffer) {
   const Publish& op = open->publish;
-  const int element_bytes = HostElementBytes(static_cast<DType>(op.dtype()));
+  const TransferId transfer(op.transfer());
   const std::vector<int64_t> dims(op.dims().begin(), op.dims().end());
-  IndexBox box = BoxOf(op);
-  const dataplane::Key key = context_->KeyOf(DataKeyKind::kTransfer, op.transfer());
-  const dataplane::PublishOptions options{Incarnation(op.peer())};
   open->published = true;
-  if (auto range = ContiguousRange(dims, box, element_bytes)) {
-    context_->data_plane->PublishSpan(
-        key, absl::Span<const std::byte>(image.data + range->offset, static_cast<size_t>(range->bytes)), image.owner,
-        options);
-  } else {
-    context_->data_plane->Publish(key,
-                                  std::make_shared<PackedBoxSource>(image, DenseStrides(dims, element_bytes),
-                                                                    std::move(box), element_bytes, context_->pool),
-                                  options);
+  open->holds_buffer = holds_buffer;
+  if (holds_buffer) {
+    std::shared_ptr<ShellContext> context = context_->shared_from_this();
+    image = NotifyWhenReleased(std::move(image), [context, transfer, wanted = open->report_release] {
+      if (!wanted->load()) return;
+      context->Post([context = context.get(), transfer] { context->core->OnPublishQuiet(transfer, context->Now()); });
+    });
   }
+  open->source = std::make_shared<BoxSource>(std::move(image), static_cast<DType>(op.dtype()), dims, BoxOf(op),
+                                             context_->pool);
+  context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kTransfer, op.transfer()), open->source,
+                                dataplane::PublishOptions{Incarnation(op.peer())});
+  if (open->snapshot_due) SnapshotWhenLate(open);
+}
+
+void Publishes::Snapshot(TransferId transfer) {
+  auto it = open_.find(transfer);
+  if (it == open_.end()) return PostQuiet(transfer);  // it has failed
+  std::shared_ptr<Open> open = it->second;
+  if (std::exchange(open->snapshot_due, true) || !open->published) return;
+  SnapshotWhenLate(open);
+}
+
+void Publishes::SnapshotWhenLate(const std::shared_ptr<Open>& open) {
+  if (!open->holds_buffer) return PostQuiet(TransferId(open->publish.transfer()));
+  std::shared_ptr<ShellContext> context = context_->shared_from_this();
+  context_->loop->RunAfter(limits::kSendSnapshotDelay, [this, context, open] {
+    if (context->closed || open->source == nullptr) return;  // everything was sent meanwhile
+    context->snapshots->Acquire(static_cast<int64_t>(open->source->size()),
+                                [this, context, open](ImageBudget::Grant grant) {
+                                  context->Post([this, open, grant = std::move(grant)]() mutable {
+                                    if (open->source != nullptr) MakeSnapshot(open, std::move(grant));
+                                  });
+                                });
+  });
+}
+
+void Publishes::MakeSnapshot(const std::shared_ptr<Open>& open, ImageBudget::Grant grant) {
+  open->report_release->store(true);
+  context_->Begin();
+  std::shared_ptr<ShellContext> context = context_->shared_from_this();
+  context_->pool->Run([context, source = open->source, name = RefOf(open->publish.ref()).ToString(),
+                       grant = std::move(grant)]() mutable {
+    absl::StatusOr<HostImage> copy = source->Copy();
+    if (copy.ok()) {
+      copy->owner = std::make_shared<std::pair<std::shared_ptr<const void>, ImageBudget::Grant>>(std::move(copy->owner),
+                                                                                               std::move(grant));
+      source->Switch(*std::move(copy));
+    } else {
+      LogWarning("the donor of ", name, " waits until it is sent: ", copy.status().ToString());
+    }
+    source.reset();
+    context->PostEnd([] {});
+  });
+}
+
+void Publishes::PostQuiet(TransferId transfer) {
+  context_->Post([this, transfer] { context_->core->OnPublishQuiet(transfer, context_->Now()); });
 }
 
 void Publishes::Fail(TransferId transfer, const absl::Status& why) {
@@ -100,7 +146,10 @@ void Publishes::Stop(TransferId transfer, const absl::Status& why) {
     it->second->why = why;
     return;
   }
-  if (it != open_.end()) open_.erase(it);
+  if (it != open_.end()) {
+    it->second->source.reset();  // also for a snapshot that is due
+    open_.erase(it);
+  }
   Unpublish(transfer, why);
 }
 

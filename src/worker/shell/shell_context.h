@@ -35,6 +35,7 @@ struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   Dispatcher* dispatcher = nullptr;
   ImageBudget* images = nullptr;  // for host images of uploads
   ImageBudget* staged = nullptr;  // for chunks of pieces that are put together from strips
+  ImageBudget* snapshots = nullptr;  // for copies of what is being sent while a donor waits
   std::shared_ptr<Inbox> inbox;
   DeviceStore store;
   WorkerCore* core = nullptr;     // set once, before anything happens

@@ -180,6 +180,7 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
   context->staged = &staged_;
+  context->snapshots = &snapshots_;
   context->inbox = inbox_;
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
@@ -369,6 +370,10 @@ json WorkerProcess::Status() {
   out["grants"] = std::move(grants);
   out["fenced"] = fenced_.size();
   out["launches_to_issue"] = dispatcher_->queued();
+  out["send_snapshots"] = {{"taken", snapshots_.granted()},
+                           {"bytes", snapshots_.bytes_out()},
+                           {"bytes_max", limits::kSendSnapshotBytesMax},
+                           {"waiting", snapshots_.waiting()}};
   uint64_t bytes_sent = ended_bytes_sent_, bytes_received = ended_bytes_received_, pulls_open = 0, keys_published = 0;
   json links = json::array();
   for (auto& [slice, session] : sessions_) {

@@ -21,6 +21,7 @@
 #include "pjrt/client.h"
 #include "sharding/reshard_limits.h"
 #include "worker/shell/control_session.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 
@@ -94,6 +95,7 @@ class WorkerProcess {
   std::unique_ptr<Dispatcher> dispatcher_;
   ImageBudget images_{limits::kImagesStagedBytesMax};
   ImageBudget staged_{limits::kReshardStagedBytesMax};
+  ImageBudget snapshots_{limits::kSendSnapshotBytesMax};
   std::shared_ptr<Inbox> inbox_;
   AdminTable admin_;
   std::unique_ptr<ControlServer> server_;

@@ -704,6 +704,103 @@ TEST_F(WorkerProcessTest, MovesBoxesToAndFromAPeer) {
   EXPECT_TRUE(WaitForNoBytes()) << BytesInUse();
 }
 
+// Elements of four bits: two to a byte between workers, in both directions, also where a piece ends in a byte's middle.
+TEST_F(WorkerProcessTest, SubByteElementsTravelPacked) {
+  StartAll();
+  auto box = [](Box* proto, std::vector<int64_t> start, std::vector<int64_t> limit) {
+    for (int64_t x : start) proto->add_start(x);
+    for (int64_t x : limit) proto->add_limit(x);
+  };
+  // 0 1 2 3 4 / 5 6 7 8 9 / a b c d e, in two pieces: the first row, and the rest.
+  const std::vector<std::vector<uint8_t>> pieces = {{0x10, 0x32, 0x04}, {0x65, 0x87, 0xa9, 0xcb, 0xed}};
+  WorkerOp op;
+  MakeBuffers& make = *op.mutable_make();
+  make.set_ticket(++last_ticket_);
+  MakeBuffer& buffer = *make.add_buffers();
+  buffer.mutable_target()->mutable_ref()->set_array(2);
+  buffer.set_dtype(static_cast<int>(DType::kU4));
+  for (int64_t dim : {3, 5}) buffer.add_dims(dim);
+  for (uint64_t i : {0, 1}) {
+    auto kept = std::make_shared<const std::vector<uint8_t>>(pieces[i]);
+    plane_->PublishSpan({life_.value(), DataKeyId(DataKeyKind::kTransfer, 901 + i)},
+                        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(kept->data()), kept->size()), kept);
+    Piece& piece = *buffer.add_pieces();
+    piece.mutable_remote()->set_transfer(901 + i);
+    piece.mutable_remote()->set_incarnation(life_.value());
+    piece.mutable_remote()->set_space(life_.value());
+    piece.mutable_remote()->set_data_address(plane_->address());
+    box(piece.mutable_target_box(), {i == 0 ? 0 : 1, 0}, {i == 0 ? 1 : 3, 5});
+  }
+  Push(op);
+  WorkerOp out;
+  Publish& offered = *out.mutable_publish();
+  offered.set_ticket(++last_ticket_);
+  offered.set_transfer(903);
+  offered.mutable_ref()->set_array(2);
+  offered.set_dtype(static_cast<int>(DType::kU4));
+  for (int64_t dim : {3, 5}) offered.add_dims(dim);
+  box(offered.mutable_box(), {0, 1}, {3, 4});
+  offered.set_peer(life_.value());
+  Push(out);
+  Send();
+  std::vector<uint8_t> pulled(5);
+  std::optional<absl::Status> done;
+  plane_->Pull(WorkerLife(), {life_.value(), DataKeyId(DataKeyKind::kTransfer, 903)}, 0, pulled.data(), 5,
+               [&](absl::Status status) { loop_.Post([&, status] { done = status; }); });
+  ASSERT_TRUE(RunUntil([&] { return done.has_value(); }));
+  EXPECT_TRUE(done->ok()) << *done;
+  EXPECT_EQ(pulled, (std::vector<uint8_t>{0x21, 0x63, 0x87, 0xcb, 0x0d}));
+  WorkerOp stop;
+  stop.mutable_unpublish()->add_transfers(903);
+  Push(stop);
+  Delete(2);
+  Send();
+  EXPECT_TRUE(WaitForNoBytes()) << BytesInUse();
+}
+
+// The peer does not pull (yet); a step that donates what is offered to it runs nevertheless, and the peer gets the old
+// bytes, whenever it comes.
+TEST_F(WorkerProcessTest, ADonorDoesNotWaitForAPeer) {
+  StartAll();
+  const uint64_t executable = Load(kIncrementProgram, 1);
+  UploadShard(1, 0, 0, Ramp(64, 100), {64});
+  const std::vector<std::pair<int64_t, int64_t>> spans = {{0, 64}, {8, 40}};
+  for (size_t i = 0; i < spans.size(); ++i) {
+    WorkerOp out;
+    Publish& offered = *out.mutable_publish();
+    offered.set_ticket(++last_ticket_);
+    offered.set_transfer(903 + i);
+    offered.mutable_ref()->set_array(1);
+    offered.set_dtype(static_cast<int>(DType::kF32));
+    offered.add_dims(64);
+    offered.mutable_box()->add_start(spans[i].first);
+    offered.mutable_box()->add_limit(spans[i].second);
+    offered.set_peer(life_.value());
+    Push(out);
+  }
+  const uint64_t donor = LaunchOp(executable, 1, {1}, 2, /*donate=*/true);
+  Send();
+  ASSERT_TRUE(RunUntil([&] { return done_.contains(donor); }));
+  auto values = ReadShard(2, 0, {64});
+  ASSERT_TRUE(values.ok()) << values.status();
+  EXPECT_EQ(*values, Ramp(64, 101));
+  for (size_t i = 0; i < spans.size(); ++i) {
+    std::vector<float> pulled(static_cast<size_t>(spans[i].second - spans[i].first));
+    std::optional<absl::Status> done;
+    plane_->Pull(WorkerLife(), {life_.value(), DataKeyId(DataKeyKind::kTransfer, 903 + i)}, 0, pulled.data(),
+                 pulled.size() * 4, [&](absl::Status status) { loop_.Post([&, status] { done = status; }); });
+    ASSERT_TRUE(RunUntil([&] { return done.has_value(); }));
+    EXPECT_TRUE(done->ok()) << *done;
+    EXPECT_EQ(pulled, Ramp(pulled.size(), 100 + static_cast<float>(spans[i].first)));
+  }
+  WorkerOp stop;
+  for (uint64_t transfer : {903, 904}) stop.mutable_unpublish()->add_transfers(transfer);
+  Push(stop);
+  Delete(2);
+  Send();
+  EXPECT_TRUE(WaitForNoBytes()) << BytesInUse();
+}
+
 TEST_F(WorkerProcessTest, StridedUploadsToSeveralTargets) {
   StartAll();
   const std::vector<float> image = {0, 1, 2, 3, 4, 5};  // column-major 3 x 2

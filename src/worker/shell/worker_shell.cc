@@ -71,6 +71,7 @@ void WorkerShell::StartPublish(const Publish& publish) { publishes_.Start(publis
 void WorkerShell::FailPublish(TransferId transfer, const absl::Status& why) { publishes_.Fail(transfer, why); }
 void WorkerShell::StopPublish(TransferId transfer, const absl::Status& why) { publishes_.Stop(transfer, why); }
 void WorkerShell::StartRead(const Read& read, bool snapshot) { reads_.Start(read, snapshot); }
+void WorkerShell::SnapshotPublish(TransferId transfer) { publishes_.Snapshot(transfer); }
 void WorkerShell::SnapshotRead(uint64_t read) { reads_.Snapshot(read); }
 void WorkerShell::StopRead(uint64_t read) { reads_.Stop(read); }
 void WorkerShell::Free(BufferRef ref) { context_->store.Erase(ref); }

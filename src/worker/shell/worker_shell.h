@@ -62,6 +62,7 @@ class WorkerShell : public WorkerSink {
   void FailPublish(TransferId transfer, const absl::Status& why) override;
   void StopPublish(TransferId transfer, const absl::Status& why) override;
   void StartRead(const Read& read, bool snapshot) override;
+  void SnapshotPublish(TransferId transfer) override;
   void SnapshotRead(uint64_t read) override;
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;
