@@ -25,6 +25,7 @@ RULES = {
     "hlo": {"base", "proto"},
     "sharding": {"base", "proto"},
     "dataplane": {"base", "env"},
+    "collectives": {"base", "dataplane", "hlo", "pjrt", "proto"},
     "compiler": {"base", "env", "pjrt", "hlo", "proto"},
     "worker": {"base", "env", "cluster", "pjrt", "hlo", "dataplane", "sharding", "compiler", "proto"},
     "controller": {"base", "sharding", "proto"},

@@ -81,7 +81,8 @@ class GroupReader {
   template <typename Lists>
   absl::StatusOr<Groups> ReadLists(const Lists& lists) const {
     Groups groups;
-    for (const xla::ReplicaGroup& list : lists) groups.emplace_back(list.replica_ids().begin(), list.replica_ids().end());
+    for (const xla::ReplicaGroup& list : lists)
+      groups.emplace_back(list.replica_ids().begin(), list.replica_ids().end());
     if (groups.empty() || (groups.size() == 1 && groups[0].empty())) {
       groups.assign(1, std::vector<int64_t>(static_cast<size_t>(id_count_)));
       std::iota(groups[0].begin(), groups[0].end(), 0);
@@ -186,7 +187,8 @@ class GroupReader {
   static Groups Cut(const std::vector<int64_t>& order, int64_t group_size) {
     Groups groups;
     for (size_t i = 0; i < order.size(); i += static_cast<size_t>(group_size)) {
-      groups.emplace_back(order.begin() + static_cast<int64_t>(i), order.begin() + static_cast<int64_t>(i) + group_size);
+      groups.emplace_back(order.begin() + static_cast<int64_t>(i),
+                          order.begin() + static_cast<int64_t>(i) + group_size);
     }
     return groups;
   }
@@ -235,7 +237,8 @@ DeviceGroups ToDevices(const Groups& groups, Numbering numbering, LogicalDevices
       case Numbering::kReplicasAllPartitions: {
         std::vector<int32_t>& group = out.emplace_back();
         for (int64_t id : ids) {
-          for (int p = 0; p < devices.partitions; ++p) group.push_back(static_cast<int32_t>(id * devices.partitions + p));
+          for (int p = 0; p < devices.partitions; ++p)
+            group.push_back(static_cast<int32_t>(id * devices.partitions + p));
         }
         break;
       }

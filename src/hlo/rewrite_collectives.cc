@@ -62,7 +62,8 @@ std::vector<int64_t> MemoryOrder(const xla::ShapeProto& shape, const xla::ShapeP
   std::vector<int64_t> order;
   for (int i = shape.layout().minor_to_major_size() - 1; i >= 0; --i) {
     const int64_t dim = shape.layout().minor_to_major(i);
-    if (dim >= 0 && dim < extent.dimensions_size() && extent.dimensions(static_cast<int>(dim)) != 1) order.push_back(dim);
+    if (dim >= 0 && dim < extent.dimensions_size() && extent.dimensions(static_cast<int>(dim)) != 1)
+      order.push_back(dim);
   }
   return order;
 }
@@ -129,10 +130,11 @@ class Rewriter {
     return absl::OkStatus();
   }
 
-  absl::Status Describe(const xla::HloInstructionProto& instruction, const std::vector<const xla::ShapeProto*>& operands,
-                        CollectiveOp& op) {
+  absl::Status Describe(const xla::HloInstructionProto& instruction,
+                        const std::vector<const xla::ShapeProto*>& operands, CollectiveOp& op) {
     const std::vector<const xla::ShapeProto*> results = Leaves(instruction.shape());
-    for (const xla::ShapeProto* shape : operands) LB_RETURN_IF_ERROR(AddTensor(instruction, *shape, *op.add_operands()));
+    for (const xla::ShapeProto* shape : operands)
+      LB_RETURN_IF_ERROR(AddTensor(instruction, *shape, *op.add_operands()));
     for (const xla::ShapeProto* shape : results) LB_RETURN_IF_ERROR(AddTensor(instruction, *shape, *op.add_results()));
     switch (op.kind()) {
       case CollectiveOp::PARTITION_ID:
@@ -251,7 +253,8 @@ class Rewriter {
 
   absl::Status CheckSame(const xla::HloInstructionProto& instruction, const xla::ShapeProto& operand,
                          const xla::ShapeProto& result) {
-    bool same = operand.element_type() == result.element_type() && operand.dimensions_size() == result.dimensions_size();
+    bool same =
+        operand.element_type() == result.element_type() && operand.dimensions_size() == result.dimensions_size();
     for (int i = 0; same && i < operand.dimensions_size(); ++i) same = operand.dimensions(i) == result.dimensions(i);
     if (!same) return Inconsistent(instruction, "has a result of another shape than its operand");
     if (MemoryOrder(operand, operand) != MemoryOrder(result, result)) {
@@ -269,7 +272,8 @@ class Rewriter {
       LB_RETURN_IF_ERROR(CheckSame(instruction, *operands[0], *operands[i]));
     }
     if (instruction.shape().element_type() == xla::TUPLE) {
-      if (static_cast<int64_t>(operands.size()) != group_size) return Inconsistent(instruction, "has not one operand a member");
+      if (static_cast<int64_t>(operands.size()) != group_size)
+        return Inconsistent(instruction, "has not one operand a member");
       return absl::OkStatus();
     }
     const int64_t dim = instruction.dimensions_size() == 1 ? instruction.dimensions(0) : -1;

@@ -1,8 +1,9 @@
-// Making a program of one device out of an SPMD program: what its collectives did becomes calls to a custom-call handler.
+// Making a program of one device out of an SPMD program: what its collectives did becomes calls to a custom-call
+// handler.
 //
 // A plugin's CPU client runs SPMD programs on devices of one process only. So a program that spans processes is
-// compiled for all its devices once, and each collective of the optimised module is replaced: the result is a module for
-// one device that every device runs, whose calls say by number which collective they stand for.
+// compiled for all its devices once, and each collective of the optimised module is replaced: the result is a module
+// for one device that every device runs, whose calls say by number which collective they stand for.
 //
 // Thread-safety: pure functions.
 #pragma once

@@ -1,0 +1,231 @@
+#include "collectives/collective_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "collectives/group_layout.h"
+#include "collectives/group_call.h"
+#include "collectives/outgoing.h"
+
+namespace landbridge {
+namespace {
+
+class Run final : public CollectiveRun, public RunContext, public std::enable_shared_from_this<Run> {
+ public:
+  Run(const CollectiveEngineOptions& options, CollectiveLaunch launch)
+      : options_(options), launch_(std::move(launch)), layouts_(launch_.program->groups().size()) {
+    for (size_t g = 0; g < layouts_.size(); ++g) layouts_[g].resize(launch_.program->groups()[g].groups.size());
+    occurrences_.resize(static_cast<size_t>(launch_.program->num_devices()));
+  }
+
+  void Call(CollectiveCall call) override {
+    const CollectiveStep& step = launch_.program->steps()[static_cast<size_t>(call.op)];
+    if (step.kind == CollectiveOp::PARTITION_ID || step.kind == CollectiveOp::REPLICA_ID) return AnswerId(step, call);
+    std::shared_ptr<GroupCall> ready;
+    absl::Status refused;
+    {
+      absl::MutexLock lock(&mutex_);
+      refused = aborted_;
+      if (refused.ok()) refused = Place(step, call, ready);
+      if (!refused.ok()) ++pending_;
+    }
+    if (!refused.ok()) return Finish(std::move(call.done), refused);
+    if (ready != nullptr) ready->Start();
+  }
+
+  void Abort(const absl::Status& why) override {
+    std::vector<std::shared_ptr<GroupCall>> calls;
+    std::vector<dataplane::PullId> pulls;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!aborted_.ok()) return;
+      aborted_ = why;
+      for (auto& [key, call] : collecting_) calls.push_back(call);
+      collecting_.clear();
+      pulls.assign(pulls_.begin(), pulls_.end());
+    }
+    // Peers that wait for ours hear it; and when none reads our memory any more, what was published is over.
+    options_.plane->CloseSpace(launch_.space, why, [self = shared_from_this()] { self->EndOutgoing(); });
+    for (dataplane::PullId pull : pulls) options_.plane->Cancel(pull, why);
+    for (const auto& call : calls) call->Drop(why);
+  }
+
+  absl::Status status() const override {
+    absl::MutexLock lock(&mutex_);
+    return aborted_;
+  }
+
+  int64_t pending() const override {
+    absl::MutexLock lock(&mutex_);
+    return pending_ + static_cast<int64_t>(outgoing_.size());
+  }
+
+  // --- RunContext, for the calls.
+
+  void Execute(absl::AnyInvocable<void()> task) override { options_.executor(std::move(task)); }
+
+  void Finish(absl::AnyInvocable<void(const absl::Status&)> done, const absl::Status& status) override {
+    Execute([self = shared_from_this(), done = std::move(done), status]() mutable {
+      {
+        absl::MutexLock lock(&self->mutex_);
+        --self->pending_;
+      }
+      done(status);
+    });
+  }
+
+  void Publish(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing,
+               absl::AnyInvocable<void()> drained) override {
+    const dataplane::Key name{launch_.space, key.Pack()};
+    outgoing->OnDrained([self = shared_from_this(), name, drained = std::move(drained)]() mutable {
+      self->Withdraw(name);
+      if (drained) drained();
+    });
+    {
+      absl::MutexLock lock(&mutex_);
+      if (aborted_.ok()) {
+        outgoing_.emplace(name, outgoing);
+        options_.plane->Publish(name, std::move(outgoing));  // under the lock: before the space is closed, or never
+        return;
+      }
+    }
+    outgoing->End();
+  }
+
+  void Pull(int32_t device, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
+            absl::AnyInvocable<void(const absl::Status&)> done) override {
+    const Incarnation peer = launch_.worker_of_device[static_cast<size_t>(device)];
+    auto entry = std::make_shared<PullEntry>();
+    entry->done = std::move(done);
+    auto self = shared_from_this();
+    const dataplane::PullId pull = options_.plane->Pull(
+        peer, {launch_.space, key.Pack()}, static_cast<uint64_t>(offset), into, static_cast<uint64_t>(bytes),
+        [self, entry](const absl::Status& status) { self->Pulled(*entry, status); });
+    absl::Status aborted;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!entry->over) {
+        entry->id = pull;
+        pulls_.insert(pull);
+        aborted = aborted_;  // it came between: its list of pulls was without this one
+      }
+    }
+    if (!aborted.ok()) options_.plane->Cancel(pull, aborted);
+  }
+
+  void Fail(const absl::Status& why) override { Abort(why); }
+
+  const GroupLayout& layout(const CollectiveStep& step, int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto& slot = layouts_[static_cast<size_t>(step.groups)][static_cast<size_t>(group)];
+    if (slot == nullptr) {
+      const auto& members =
+          launch_.program->groups()[static_cast<size_t>(step.groups)].groups[static_cast<size_t>(group)];
+      slot =
+          std::make_unique<GroupLayout>(GroupLayout::Make(members, launch_.worker_of_device, options_.plane->self()));
+    }
+    return *slot;
+  }
+
+ private:
+  struct PullEntry {
+    std::optional<dataplane::PullId> id;
+    bool over = false;
+    absl::AnyInvocable<void(const absl::Status&)> done;
+  };
+  using CallName = std::tuple<int32_t, int32_t, int64_t>;  // op, group, occurrence
+
+  void AnswerId(const CollectiveStep& step, CollectiveCall& call) {
+    const int partitions = launch_.program->num_partitions();
+    const auto id = static_cast<uint32_t>(step.kind == CollectiveOp::PARTITION_ID ? call.device % partitions
+                                                                                  : call.device / partitions);
+    std::memcpy(call.results[0], &id, sizeof(id));
+    call.done(absl::OkStatus());
+  }
+
+  // `ready`: set when this was the last of our members.
+  absl::Status Place(const CollectiveStep& step, CollectiveCall& call, std::shared_ptr<GroupCall>& ready)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto& groups = launch_.program->groups()[static_cast<size_t>(step.groups)];
+    const CollectiveProgram::Place place = groups.place_of_device[static_cast<size_t>(call.device)];
+    if (place.group < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("device ", call.device, " of the program calls ", step.name, ", in whose groups it is not"));
+    }
+    int64_t& occurrence = occurrences_[static_cast<size_t>(call.device)][call.op];
+    if (occurrence >= kCollectiveOccurrencesMax) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(step.name, " ran more than ", kCollectiveOccurrencesMax,
+                       " times in one launch: call the program more often, for fewer steps"));
+    }
+    const CallName name{call.op, place.group, occurrence++};
+    const GroupLayout& where = layout(step, place.group);
+    std::shared_ptr<GroupCall>& slot = collecting_[name];
+    if (slot == nullptr)
+      slot = std::make_shared<GroupCall>(shared_from_this(), step, where, call.op, std::get<2>(name));
+    ++pending_;
+    if (slot->Join(place.rank, std::move(call))) {
+      ready = slot;
+      collecting_.erase(name);
+    }
+    return absl::OkStatus();
+  }
+
+  void Pulled(PullEntry& entry, const absl::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      entry.over = true;
+      if (entry.id.has_value()) pulls_.erase(*entry.id);
+    }
+    entry.done(status);
+  }
+
+  void Withdraw(const dataplane::Key& name) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (outgoing_.erase(name) == 0 || !aborted_.ok()) return;
+    }
+    options_.plane->Unpublish(name, absl::FailedPreconditionError("this part of a collective was taken by all"));
+  }
+
+  void EndOutgoing() {
+    std::vector<std::shared_ptr<Outgoing>> all;
+    {
+      absl::MutexLock lock(&mutex_);
+      for (auto& [name, outgoing] : outgoing_) all.push_back(outgoing);
+    }
+    for (const auto& outgoing : all) outgoing->End();
+  }
+
+  const CollectiveEngineOptions options_;
+  const CollectiveLaunch launch_;
+  mutable absl::Mutex mutex_;
+  std::vector<std::vector<std::unique_ptr<GroupLayout>>> layouts_ ABSL_GUARDED_BY(mutex_);  // made when first used
+  std::vector<absl::flat_hash_map<int32_t, int64_t>> occurrences_ ABSL_GUARDED_BY(mutex_);  // by device, then op
+  std::map<CallName, std::shared_ptr<GroupCall>> collecting_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<dataplane::Key, std::shared_ptr<Outgoing>> outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::set<dataplane::PullId> pulls_ ABSL_GUARDED_BY(mutex_);
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  int64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<CollectiveRun>> StartCollectives(const CollectiveEngineOptions& options,
+                                                                CollectiveLaunch launch) {
+  if (launch.worker_of_device.size() != static_cast<size_t>(launch.program->num_devices())) {
+    return absl::InvalidArgumentError(absl::StrCat("a launch over ", launch.worker_of_device.size(),
+                                                   " devices of a program for ", launch.program->num_devices()));
+  }
+  return std::shared_ptr<CollectiveRun>(std::make_shared<Run>(options, std::move(launch)));
+}
+
+}  // namespace landbridge

@@ -1,0 +1,318 @@
+#include "collectives/collective_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "collectives/engine_test_util.h"
+#include "collectives/group_layout.h"
+#include "collectives/reduce.h"
+
+namespace landbridge {
+namespace {
+
+using Bytes = std::vector<std::vector<std::string>>;  // [device][operand]
+
+// One collective over 8 devices.
+struct Case {
+  CollectiveOp::Kind kind;
+  std::vector<std::vector<int32_t>> groups;
+  std::vector<int64_t> elements;  // of each operand
+  DType dtype = DType::kF32;
+  CollectiveOp::Reduction reduction = CollectiveOp::NONE;
+  std::vector<std::pair<int, int>> pairs = {};
+};
+
+constexpr int kDevices = 8;
+
+CollectiveTable TableOf(const Case& c) {
+  CollectiveTable table;
+  table.set_num_replicas(1);
+  table.set_num_partitions(kDevices);
+  CollectiveGroups* groups = table.add_groups();
+  for (const auto& group : c.groups) groups->add_groups()->mutable_members()->Add(group.begin(), group.end());
+  CollectiveOp* op = table.add_ops();
+  op->set_kind(c.kind);
+  op->set_reduction(c.reduction);
+  op->set_name("collective.1");
+  for (auto [source, target] : c.pairs) {
+    op->add_pairs()->set_source(source);
+    op->mutable_pairs(op->pairs_size() - 1)->set_target(target);
+  }
+  const auto members = static_cast<int64_t>(c.groups[0].size());
+  for (int64_t elements : c.elements) {
+    auto* operand = op->add_operands();
+    auto* result = op->add_results();
+    for (auto* tensor : {operand, result}) tensor->set_dtype(static_cast<int32_t>(c.dtype));
+    operand->set_elements(elements);
+    result->set_elements(c.kind == CollectiveOp::ALL_GATHER       ? elements * members
+                         : c.kind == CollectiveOp::REDUCE_SCATTER ? elements / members
+                                                                  : elements);
+  }
+  return table;
+}
+
+std::shared_ptr<const CollectiveProgram> ProgramOf(const Case& c) {
+  auto program = CollectiveProgram::Make(TableOf(c));
+  LB_CHECK(program.ok());
+  return *program;
+}
+
+Bytes RandomOperands(const CollectiveStep& step, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, 1000);
+  Bytes operands(kDevices);
+  for (auto& device : operands) {
+    for (const CollectiveTensor& tensor : step.operands) {
+      std::string bytes(static_cast<size_t>(tensor.bytes), '\0');
+      if (tensor.dtype == DType::kF32) {
+        for (int64_t i = 0; i < tensor.elements; ++i) {
+          const float value = normal(random);
+          std::memcpy(bytes.data() + i * 4, &value, 4);
+        }
+      } else {
+        for (char& byte : bytes) byte = static_cast<char>(random());
+      }
+      device.push_back(std::move(bytes));
+    }
+  }
+  return operands;
+}
+
+const std::byte* Data(const std::string& bytes) { return reinterpret_cast<const std::byte*>(bytes.data()); }
+
+// What must come out, worked out in the plainest way.
+Bytes Expected(const Case& c, const CollectiveStep& step, const Bytes& operands) {
+  Bytes results(kDevices);
+  auto at = [](Bytes& bytes, int device) -> std::vector<std::string>& { return bytes[static_cast<size_t>(device)]; };
+  if (c.kind == CollectiveOp::COLLECTIVE_PERMUTE) {
+    for (int d = 0; d < kDevices; ++d) {
+      for (const auto& tensor : step.results) at(results, d).emplace_back(static_cast<size_t>(tensor.bytes), '\0');
+    }
+    for (auto [source, target] : c.pairs) at(results, target) = operands[static_cast<size_t>(source)];
+    return results;
+  }
+  for (const auto& group : c.groups) {
+    for (size_t rank = 0; rank < group.size(); ++rank) {
+      std::vector<std::string>& out = at(results, group[rank]);
+      for (size_t i = 0; i < step.operands.size(); ++i) {
+        const CollectiveTensor& tensor = step.operands[i];
+        auto operand = [&](size_t r, size_t index) -> const std::string& {
+          return operands[static_cast<size_t>(group[r])][index];
+        };
+        std::string value;
+        if (c.kind == CollectiveOp::ALL_GATHER) {
+          for (size_t r = 0; r < group.size(); ++r) value += operand(r, i);
+        } else if (c.kind == CollectiveOp::ALL_TO_ALL) {
+          if (step.operands.size() == group.size()) {
+            value = operand(i, rank);
+          } else {
+            const size_t piece = static_cast<size_t>(tensor.bytes) / group.size();
+            for (size_t r = 0; r < group.size(); ++r) value += operand(r, 0).substr(rank * piece, piece);
+          }
+        } else {
+          std::string whole(static_cast<size_t>(tensor.bytes), '\0');
+          ReduceTree(static_cast<int>(group.size()), tensor.dtype, c.reduction, tensor.elements,
+                     reinterpret_cast<std::byte*>(whole.data()), [&](int first, int count) {
+                       return count == 1 ? Data(operand(static_cast<size_t>(first), i)) : nullptr;
+                     });
+          const auto bytes = static_cast<size_t>(step.results[i].bytes);
+          value = c.kind == CollectiveOp::REDUCE_SCATTER ? whole.substr(rank * bytes, bytes) : whole;
+        }
+        out.push_back(std::move(value));
+      }
+    }
+  }
+  return results;
+}
+
+const std::vector<std::vector<int>> kPlacements = {
+    {0, 0, 0, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3},
+    {0, 1, 2, 3, 4, 5, 6, 7}, {2, 0, 1, 1, 0, 2, 0, 1},
+};
+
+void CheckEverywhere(const Case& c) {
+  const auto program = ProgramOf(c);
+  const CollectiveStep& step = program->steps()[0];
+  Bytes operands = RandomOperands(step, 5);
+  const Bytes expected = Expected(c, step, operands);
+  for (const auto& placement : kPlacements) {
+    TestWorkers workers(program, placement);
+    for (int round = 0; round < 2; ++round) {  // the second is another occurrence
+      std::vector<absl::Status> statuses;
+      const Bytes results = workers.CallAll(0, operands, &statuses);
+      for (int d = 0; d < kDevices; ++d) {
+        EXPECT_TRUE(statuses[static_cast<size_t>(d)].ok()) << statuses[static_cast<size_t>(d)];
+        EXPECT_TRUE(results[static_cast<size_t>(d)] == expected[static_cast<size_t>(d)])
+            << "kind " << c.kind << " device " << d << " on worker " << placement[static_cast<size_t>(d)] << " round "
+            << round;
+      }
+    }
+    for (int w = 0; w < workers.workers(); ++w) {
+      for (int wait = 0; wait < 5000 && workers.run(w)->pending() != 0; ++wait) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      EXPECT_EQ(workers.run(w)->pending(), 0);
+    }
+  }
+}
+
+const std::vector<std::vector<int32_t>> kAll = {{0, 1, 2, 3, 4, 5, 6, 7}};
+const std::vector<std::vector<int32_t>> kHalves = {{4, 2, 6, 0}, {1, 3, 5, 7}};
+
+TEST(CollectiveEngine, AllReduceSmall) {
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {1}, DType::kF32, CollectiveOp::SUM});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {100, 0, 33}, DType::kF32, CollectiveOp::SUM});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {77}, DType::kS4, CollectiveOp::MAXIMUM});
+}
+
+TEST(CollectiveEngine, AllReduceLarge) {
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {1'000'003}, DType::kF32, CollectiveOp::SUM});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {50'000, 3, 20'000}, DType::kF32, CollectiveOp::PRODUCT});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {100'001}, DType::kS4, CollectiveOp::SUM});
+}
+
+TEST(CollectiveEngine, ReduceScatter) {
+  CheckEverywhere({CollectiveOp::REDUCE_SCATTER, kAll, {80}, DType::kF32, CollectiveOp::SUM});
+  CheckEverywhere({CollectiveOp::REDUCE_SCATTER, kHalves, {400'000, 8}, DType::kF32, CollectiveOp::SUM});
+}
+
+TEST(CollectiveEngine, AllGather) {
+  CheckEverywhere({CollectiveOp::ALL_GATHER, kAll, {3}});
+  CheckEverywhere({CollectiveOp::ALL_GATHER, kHalves, {100'000, 2}});
+}
+
+TEST(CollectiveEngine, AllToAll) {
+  CheckEverywhere({CollectiveOp::ALL_TO_ALL, kHalves, {5, 5, 5, 5}});
+  CheckEverywhere({CollectiveOp::ALL_TO_ALL, kHalves, {50'000, 50'000, 50'000, 50'000}});
+  CheckEverywhere({CollectiveOp::ALL_TO_ALL, kAll, {80'000}});
+}
+
+TEST(CollectiveEngine, Permute) {
+  CheckEverywhere({CollectiveOp::COLLECTIVE_PERMUTE,
+                   kAll,
+                   {10},
+                   DType::kF32,
+                   CollectiveOp::NONE,
+                   {{0, 1}, {1, 0}, {5, 5}, {6, 2}}});
+  CheckEverywhere(
+      {CollectiveOp::COLLECTIVE_PERMUTE, kAll, {60'000}, DType::kF32, CollectiveOp::NONE, {{0, 7}, {7, 0}, {3, 4}}});
+}
+
+TEST(CollectiveEngine, LargeReductionsMoveAsFewBytesAsPossible) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {1 << 20}, DType::kF32, CollectiveOp::SUM};
+  TestWorkers workers(ProgramOf(c), kPlacements[2]);  // 4 workers of 2
+  Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::vector<absl::Status> statuses;
+  workers.CallAll(0, operands, &statuses);
+  for (int w = 0; w < 4; ++w) {
+    EXPECT_EQ(workers.plane(w).Stats().bytes_received, 2u * 3 * (4u << 20) / 4) << w;  // 2 n (k - 1) / k
+  }
+}
+
+// The last device never calls; an abort on its worker ends all the others.
+TEST(CollectiveEngine, AbortEndsCallsOnAllWorkers) {
+  for (int64_t elements : {4, 1 << 20}) {
+    const Case c{CollectiveOp::ALL_REDUCE, kAll, {elements}, DType::kF32, CollectiveOp::SUM};
+    TestWorkers workers(ProgramOf(c), kPlacements[2]);
+    Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+    std::vector<std::string> results(kDevices, std::string(static_cast<size_t>(elements) * 4, '\0'));
+    std::vector<absl::Status> statuses(kDevices);
+    absl::BlockingCounter left(kDevices - 1);
+    for (int d = 0; d < kDevices - 1; ++d) {
+      const auto i = static_cast<size_t>(d);
+      CollectiveCall call;
+      call.device = d;
+      call.operands = {Data(operands[i][0])};
+      call.results = {reinterpret_cast<std::byte*>(results[i].data())};
+      call.done = [&left, status = &statuses[i]](const absl::Status& done) {
+        *status = done;
+        left.DecrementCount();
+      };
+      workers.run_of_device(d)->Call(std::move(call));
+    }
+    workers.run(3)->Abort(absl::DataLossError("device 7 went away"));
+    left.Wait();
+    for (int d = 0; d < kDevices - 1; ++d) {
+      EXPECT_EQ(statuses[static_cast<size_t>(d)].code(), absl::StatusCode::kDataLoss) << d;
+      EXPECT_THAT(std::string(statuses[static_cast<size_t>(d)].message()), testing::HasSubstr("device 7 went away"));
+    }
+    // A call that comes late ends at once; the next launch works.
+    absl::BlockingCounter late(1);
+    CollectiveCall call;
+    call.device = 7;
+    call.operands = {Data(operands[7][0])};
+    call.results = {reinterpret_cast<std::byte*>(results[7].data())};
+    call.done = [&](const absl::Status& done) {
+      EXPECT_EQ(done.code(), absl::StatusCode::kDataLoss);
+      late.DecrementCount();
+    };
+    workers.run(3)->Call(std::move(call));
+    late.Wait();
+    workers.Launch(78);
+    std::vector<absl::Status> next;
+    EXPECT_TRUE(workers.CallAll(0, operands, &next) == Expected(c, workers.program().steps()[0], operands));
+    for (const absl::Status& status : next) EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(CollectiveEngine, LostWorkerEndsTheLaunch) {
+  const Case c{CollectiveOp::ALL_GATHER, kAll, {100'000}};
+  TestWorkers workers(ProgramOf(c), kPlacements[1]);
+  Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::vector<std::string> results(4, std::string(100'000 * 4 * 8, '\0'));
+  absl::BlockingCounter left(4);
+  for (int d = 0; d < 4; ++d) {
+    const auto i = static_cast<size_t>(d);
+    CollectiveCall call;
+    call.device = d;
+    call.operands = {Data(operands[i][0])};
+    call.results = {reinterpret_cast<std::byte*>(results[i].data())};
+    call.done = [&](const absl::Status& done) {
+      EXPECT_EQ(done.code(), absl::StatusCode::kDataLoss);
+      left.DecrementCount();
+    };
+    workers.run(0)->Call(std::move(call));
+  }
+  workers.plane(0).ClosePeer(TestWorkers::Peer(1), absl::DataLossError("worker 1 died"));
+  left.Wait();
+  for (int wait = 0; wait < 5000 && workers.run(0)->pending() != 0; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(workers.run(0)->pending(), 0);
+}
+
+TEST(CollectiveProgram, DamagedTablesAreRefused) {
+  const Case good{CollectiveOp::ALL_REDUCE, kAll, {4}, DType::kF32, CollectiveOp::SUM};
+  auto code = [](const CollectiveTable& table) { return CollectiveProgram::Make(table).status().code(); };
+  EXPECT_EQ(code(TableOf(good)), absl::StatusCode::kOk);
+  CollectiveTable table = TableOf(good);
+  table.mutable_ops(0)->set_groups(1);
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+  table = TableOf(good);
+  table.mutable_groups(0)->mutable_groups(0)->set_members(0, 8);
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+  table = TableOf(good);
+  table.mutable_ops(0)->mutable_results(0)->set_elements(5);
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+  table = TableOf(good);
+  table.mutable_ops(0)->mutable_operands(0)->set_elements(int64_t{1} << 62);
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+  table = TableOf(good);
+  table.mutable_ops(0)->set_reduction(CollectiveOp::XOR);
+  EXPECT_EQ(code(table), absl::StatusCode::kUnimplemented);
+  table = TableOf(good);
+  table.set_num_partitions(1 << 20);
+  EXPECT_EQ(code(table), absl::StatusCode::kResourceExhausted);
+  table = TableOf(good);
+  table.clear_ops();
+  table.set_num_replicas(0);
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace landbridge

@@ -1,0 +1,436 @@
+#include "collectives/group_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "collectives/reduce.h"
+
+namespace landbridge {
+namespace {
+
+// Copies and reductions above this are left to the executor.
+constexpr int64_t kInlineBytesMax = 64 << 10;
+// What one thread does of a reduction on one worker.
+constexpr int64_t kLocalPartBytes = 4 << 20;
+
+constexpr int kValues = 0;   // phases of CollectiveKey: what members bring,
+constexpr int kReduced = 1;  // and parts that were reduced for all
+
+int64_t ElementsIn(DType dtype, int64_t bytes) { return bytes * 8 / DeviceElementBits(dtype); }
+
+int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t BytesOf(DType dtype, const ElementRange& range) { return DenseBytes(dtype, range.size()); }
+
+}  // namespace
+
+struct GroupCall::Pipeline {
+  int operand = 0;
+  ElementRange part;
+  std::byte* out = nullptr;
+  int64_t piece_elements = 0;
+  std::atomic<int64_t> next{0};  // pieces begun
+  std::atomic<int64_t> left{0};  // pieces not reduced
+  int64_t pieces = 0;
+};
+
+bool GroupCall::Join(int rank, CollectiveCall call) {
+  members_.push_back({rank, std::move(call)});
+  return members_.size() == layout_.local_ranks.size();
+}
+
+void GroupCall::Drop(const absl::Status& why) {
+  for (Member& member : members_) run_->Finish(std::move(member.call.done), why);
+  members_.clear();
+}
+
+void GroupCall::Start() {
+  member_of_rank_.assign(static_cast<size_t>(layout_.size()), members_.size());
+  for (size_t m = 0; m < members_.size(); ++m) member_of_rank_[static_cast<size_t>(members_[m].rank)] = m;
+  Begin();
+  switch (step_.kind) {
+    case CollectiveOp::ALL_REDUCE:
+    case CollectiveOp::REDUCE_SCATTER: StartReduction(); break;
+    case CollectiveOp::ALL_GATHER: StartGather(); break;
+    case CollectiveOp::ALL_TO_ALL: StartExchange(); break;
+    case CollectiveOp::COLLECTIVE_PERMUTE: StartPermute(); break;
+    default: LB_CHECK(false);
+  }
+  End(absl::OkStatus());
+}
+
+// --- Tasks.
+
+void GroupCall::End(const absl::Status& status) {
+  if (!status.ok()) {
+    bool first = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      first = status_.ok();
+      if (first) status_ = status;
+    }
+    if (first) run_->Fail(status);
+  }
+  if (tasks_.fetch_sub(1, std::memory_order_acq_rel) == 1) Complete();
+}
+
+void GroupCall::Complete() {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = status_;
+  }
+  if (!status.ok() || !copy_to_others_ || members_.size() == 1) {
+    for (Member& member : members_) run_->Finish(std::move(member.call.done), status);
+    return;
+  }
+  run_->Execute([self = shared_from_this()] {
+    for (size_t m = 1; m < self->members_.size(); ++m) {
+      for (size_t i = 0; i < self->step_.results.size(); ++i) {
+        std::memcpy(self->members_[m].call.results[i], self->members_[0].call.results[i],
+                    static_cast<size_t>(self->step_.results[i].bytes));
+      }
+    }
+    for (Member& member : self->members_) self->run_->Finish(std::move(member.call.done), absl::OkStatus());
+  });
+}
+
+void GroupCall::Run(absl::AnyInvocable<void()> work) {
+  Begin();
+  run_->Execute([self = shared_from_this(), work = std::move(work)]() mutable {
+    work();
+    self->End(absl::OkStatus());
+  });
+}
+
+void GroupCall::CopyLater(std::vector<LocalCopy> copies) {
+  int64_t bytes = 0;
+  for (const LocalCopy& copy : copies) bytes += copy.bytes;
+  auto work = [copies = std::move(copies)] {
+    for (const LocalCopy& copy : copies) {
+      if (copy.from == nullptr)
+        std::memset(copy.to, 0, static_cast<size_t>(copy.bytes));
+      else
+        std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    }
+  };
+  if (bytes <= kInlineBytesMax) return work();
+  Run(std::move(work));
+}
+
+void GroupCall::Take(int rank, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
+                     absl::AnyInvocable<void()> then) {
+  Begin();
+  auto done = [self = shared_from_this(), then = std::move(then)](const absl::Status& status) mutable {
+    if (status.ok() && then) then();
+    self->End(status);
+  };
+  if (bytes == 0) return done(absl::OkStatus());
+  run_->Pull(Device(rank), key, offset, into, bytes, std::move(done));
+}
+
+void GroupCall::OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing) {
+  Begin();
+  run_->Publish(key, std::move(outgoing), [self = shared_from_this()] { self->End(absl::OkStatus()); });
+}
+
+void GroupCall::OfferMemory(const CollectiveKey& key, const std::byte* data, int64_t bytes, int64_t expected) {
+  if (expected == 0) return;
+  if (!small()) return OfferInPlace(key, std::make_shared<OutgoingMemory>(data, bytes, expected, nullptr));
+  auto copy = std::make_shared<std::vector<std::byte>>(data, data + bytes);
+  run_->Publish(key, std::make_shared<OutgoingMemory>(copy->data(), bytes, expected, copy), {});
+}
+
+// --- Reductions.
+
+void GroupCall::StartReduction() {
+  if (layout_.workers.size() == 1) return ReduceLocally();
+  copy_to_others_ = step_.kind == CollectiveOp::ALL_REDUCE;
+  if (small()) return ExchangeEagerly();
+  ExchangeInParts();
+}
+
+ElementRange GroupCall::PieceOf(int rank, int operand) const {
+  const int64_t elements = step_.results[static_cast<size_t>(operand)].elements;
+  return {rank * elements, (rank + 1) * elements};
+}
+
+std::vector<ElementRange> GroupCall::PartsOf(int worker, int operand) const {
+  if (step_.kind == CollectiveOp::ALL_REDUCE) {
+    return {layout_.OwnedBy(worker, step_.operands[static_cast<size_t>(operand)].elements)};
+  }
+  std::vector<ElementRange> parts;
+  for (int rank = 0; rank < layout_.size(); ++rank) {
+    if (layout_.worker_of_rank[static_cast<size_t>(rank)] == worker) parts.push_back(PieceOf(rank, operand));
+  }
+  return parts;
+}
+
+void GroupCall::ReduceLocally() {
+  copy_to_others_ = step_.kind == CollectiveOp::ALL_REDUCE;
+  for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+    const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
+    const int64_t at_once = std::max(kOwnedAlignment, ElementsIn(tensor.dtype, kLocalPartBytes));
+    auto reduce = [this, i, &tensor, at_once](ElementRange range, std::byte* out) {
+      for (int64_t begin = range.begin; begin < range.end; begin += at_once) {
+        const int64_t count = std::min(at_once, range.end - begin);
+        const int64_t offset = DenseBytes(tensor.dtype, begin);
+        std::byte* to = out + DenseBytes(tensor.dtype, begin - range.begin);
+        Run([this, i, &tensor, count, offset, to] {
+          ReduceTree(layout_.size(), tensor.dtype, step_.reduction, count, to,
+                     [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) + offset : nullptr; });
+        });
+      }
+    };
+    if (step_.kind == CollectiveOp::ALL_REDUCE) {
+      reduce({0, tensor.elements}, FirstResult(i));
+    } else {
+      for (int rank : layout_.local_ranks) reduce(PieceOf(rank, i), ResultOf(rank, i));
+    }
+  }
+}
+
+// Small: everybody takes everything, all operands at once, and reduces it.
+void GroupCall::ExchangeEagerly() {
+  int64_t bytes = 0;
+  for (const CollectiveTensor& tensor : step_.operands) bytes += Aligned(tensor.bytes);
+  auto partials = std::make_shared<Partials>(layout_.subtrees.size());
+  auto missing = std::make_shared<std::atomic<size_t>>(1);
+  auto arrived = [this, partials, missing] {
+    if (missing->fetch_sub(1, std::memory_order_acq_rel) == 1) Run([this, partials] { ReduceEagerly(*partials); });
+  };
+  for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
+    const Subtree& subtree = layout_.subtrees[t];
+    auto values = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
+    (*partials)[t] = values;
+    const CollectiveKey key = Key(kValues, subtree.first, 0);
+    if (subtree.worker != layout_.self) {
+      missing->fetch_add(1, std::memory_order_relaxed);
+      Take(subtree.first, key, 0, values->data(), bytes, arrived);
+      continue;
+    }
+    int64_t offset = 0;
+    for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+      const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
+      ReduceSubtree(subtree, tensor.dtype, step_.reduction, tensor.elements, values->data() + offset,
+                    [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) : nullptr; });
+      offset += Aligned(tensor.bytes);
+    }
+    if (bytes > 0) {
+      run_->Publish(key, std::make_shared<OutgoingMemory>(values->data(), bytes, bytes * OtherWorkers(), values), {});
+    }
+  }
+  arrived();
+}
+
+void GroupCall::ReduceEagerly(const Partials& partials) {
+  int64_t offset = 0;
+  for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+    const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
+    auto reduce = [&](ElementRange range, std::byte* out) {
+      const int64_t from = offset + DenseBytes(tensor.dtype, range.begin);
+      ReduceTree(layout_.size(), tensor.dtype, step_.reduction, range.size(), out,
+                 [&](int first, int ranks) -> const std::byte* {
+                   for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
+                     const Subtree& subtree = layout_.subtrees[t];
+                     if (subtree.first == first && subtree.count == ranks) return partials[t]->data() + from;
+                   }
+                   return nullptr;
+                 });
+    };
+    if (step_.kind == CollectiveOp::ALL_REDUCE) {
+      reduce({0, tensor.elements}, FirstResult(i));
+    } else {
+      for (int rank : layout_.local_ranks) reduce(PieceOf(rank, i), ResultOf(rank, i));
+    }
+    offset += Aligned(tensor.bytes);
+  }
+}
+
+// Large: each worker reduces a part, out of what it takes of it from all others. Of an all-reduce the reduced parts are
+// then exchanged. Each worker sends and receives a bandwidth-optimal number of bytes, and needs little memory.
+void GroupCall::ExchangeInParts() {
+  for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+    const DType dtype = step_.operands[static_cast<size_t>(i)].dtype;
+    OfferPartials(i);
+    if (step_.kind == CollectiveOp::ALL_REDUCE) {
+      const ElementRange part = layout_.OwnedBy(layout_.self, step_.operands[static_cast<size_t>(i)].elements);
+      StartPart(i, part, FirstResult(i) + DenseBytes(dtype, part.begin));
+      TakeParts(i);
+    } else {
+      for (int rank : layout_.local_ranks) StartPart(i, PieceOf(rank, i), ResultOf(rank, i));
+    }
+  }
+}
+
+void GroupCall::OfferPartials(int operand) {
+  const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(operand)];
+  int64_t expected = 0;
+  for (int worker = 0; worker < static_cast<int>(layout_.workers.size()); ++worker) {
+    if (worker == layout_.self) continue;
+    for (const ElementRange& part : PartsOf(worker, operand)) expected += BytesOf(tensor.dtype, part);
+  }
+  if (expected == 0) return;
+  for (const Subtree& subtree : layout_.subtrees) {
+    if (subtree.worker != layout_.self) continue;
+    const CollectiveKey key = Key(kValues, subtree.first, operand);
+    if (subtree.count == 1) {
+      OfferInPlace(
+          key, std::make_shared<OutgoingMemory>(OperandOf(subtree.first, operand), tensor.bytes, expected, nullptr));
+      continue;
+    }
+    auto compute = [self = shared_from_this(), &tensor, subtree, operand](int64_t offset, int64_t bytes,
+                                                                          std::byte* out) {
+      ReduceSubtree(
+          subtree, tensor.dtype, self->step_.reduction, ElementsIn(tensor.dtype, bytes), out,
+          [&](int first, int ranks) { return ranks == 1 ? self->OperandOf(first, operand) + offset : nullptr; });
+    };
+    OfferInPlace(key, std::make_shared<OutgoingValues>(
+                          tensor.bytes, expected,
+                          [run = run_](absl::AnyInvocable<void()> task) { run->Execute(std::move(task)); }, compute));
+  }
+}
+
+void GroupCall::StartPart(int operand, ElementRange part, std::byte* out) {
+  if (part.size() == 0) return;
+  const DType dtype = step_.operands[static_cast<size_t>(operand)].dtype;
+  auto pipeline = std::make_shared<Pipeline>();
+  pipeline->operand = operand;
+  pipeline->part = part;
+  pipeline->out = out;
+  pipeline->piece_elements = ElementsIn(dtype, kCollectivePieceBytes);
+  pipeline->pieces = (part.size() + pipeline->piece_elements - 1) / pipeline->piece_elements;
+  pipeline->left = pipeline->pieces;
+  for (int i = 0; i < kCollectivePiecesInFlight; ++i) NextPiece(pipeline);
+}
+
+void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
+  const int64_t index = pipeline->next.fetch_add(1, std::memory_order_relaxed);
+  if (index >= pipeline->pieces) return;
+  const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(pipeline->operand)];
+  const int64_t begin = pipeline->part.begin + index * pipeline->piece_elements;
+  const ElementRange piece{begin, std::min(begin + pipeline->piece_elements, pipeline->part.end)};
+  auto partials = std::make_shared<Partials>(layout_.subtrees.size());
+  auto missing = std::make_shared<std::atomic<size_t>>(1);
+  auto arrived = [this, pipeline, piece, partials, missing] {
+    if (missing->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    Run([this, pipeline, piece, partials] { ReducePiece(pipeline, piece, *partials); });
+  };
+  const int64_t bytes = BytesOf(tensor.dtype, piece);
+  for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
+    const Subtree& subtree = layout_.subtrees[t];
+    if (subtree.worker == layout_.self) continue;
+    (*partials)[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
+    missing->fetch_add(1, std::memory_order_relaxed);
+    Take(subtree.first, Key(kValues, subtree.first, pipeline->operand), DenseBytes(tensor.dtype, begin),
+         (*partials)[t]->data(), bytes, arrived);
+  }
+  arrived();
+}
+
+void GroupCall::ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials) {
+  const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(pipeline->operand)];
+  std::byte* out = pipeline->out + DenseBytes(tensor.dtype, piece.begin - pipeline->part.begin);
+  ReduceTree(layout_.size(), tensor.dtype, step_.reduction, piece.size(), out,
+             [&](int first, int ranks) -> const std::byte* {
+               if (ranks == 1 && IsLocal(first)) {
+                 return OperandOf(first, pipeline->operand) + DenseBytes(tensor.dtype, piece.begin);
+               }
+               for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
+                 const Subtree& subtree = layout_.subtrees[t];
+                 if (subtree.first == first && subtree.count == ranks && partials[t] != nullptr)
+                   return partials[t]->data();
+               }
+               return nullptr;
+             });
+  if (pipeline->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    if (step_.kind == CollectiveOp::ALL_REDUCE) ShareParts(pipeline->operand);
+  } else {
+    NextPiece(pipeline);
+  }
+}
+
+void GroupCall::ShareParts(int operand) {
+  const DType dtype = step_.operands[static_cast<size_t>(operand)].dtype;
+  const ElementRange part = layout_.OwnedBy(layout_.self, step_.operands[static_cast<size_t>(operand)].elements);
+  const int64_t bytes = BytesOf(dtype, part);
+  OfferInPlace(Key(kReduced, layout_.local_ranks[0], operand),
+               std::make_shared<OutgoingMemory>(FirstResult(operand) + DenseBytes(dtype, part.begin), bytes,
+                                                bytes * OtherWorkers(), nullptr));
+}
+
+void GroupCall::TakeParts(int operand) {
+  const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(operand)];
+  std::vector<bool> taken(layout_.workers.size(), false);
+  for (int rank = 0; rank < layout_.size(); ++rank) {
+    const int worker = layout_.worker_of_rank[static_cast<size_t>(rank)];
+    if (worker == layout_.self || taken[static_cast<size_t>(worker)]) continue;
+    taken[static_cast<size_t>(worker)] = true;
+    const ElementRange part = layout_.OwnedBy(worker, tensor.elements);
+    Take(rank, Key(kReduced, rank, operand), 0, FirstResult(operand) + DenseBytes(tensor.dtype, part.begin),
+         BytesOf(tensor.dtype, part));
+  }
+}
+
+// --- Moves.
+
+void GroupCall::StartGather() {
+  copy_to_others_ = true;
+  std::vector<LocalCopy> copies;
+  for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+    const int64_t bytes = step_.operands[static_cast<size_t>(i)].bytes;
+    for (int rank = 0; rank < layout_.size(); ++rank) {
+      std::byte* place = FirstResult(i) + rank * bytes;
+      if (IsLocal(rank)) {
+        OfferMemory(Key(kValues, rank, i), OperandOf(rank, i), bytes, bytes * OtherWorkers());
+        copies.push_back({place, OperandOf(rank, i), bytes});
+      } else {
+        Take(rank, Key(kValues, rank, i), 0, place, bytes);
+      }
+    }
+  }
+  CopyLater(std::move(copies));
+}
+
+void GroupCall::StartExchange() {
+  const bool by_operand = static_cast<int>(step_.operands.size()) == layout_.size();
+  const int64_t bytes = by_operand ? step_.operands[0].bytes : step_.operands[0].bytes / layout_.size();
+  // What `from` has for `to`; at the receiver it is the value number `from`.
+  auto value = [&](int from, int to) { return by_operand ? OperandOf(from, to) : OperandOf(from, 0) + to * bytes; };
+  auto place = [&](int from, int to) { return by_operand ? ResultOf(to, from) : ResultOf(to, 0) + from * bytes; };
+  std::vector<LocalCopy> copies;
+  for (int mine : layout_.local_ranks) {
+    for (int other = 0; other < layout_.size(); ++other) {
+      if (IsLocal(other)) {
+        copies.push_back({place(mine, other), value(mine, other), bytes});
+      } else {
+        OfferMemory(Key(kValues, mine, other), value(mine, other), bytes, bytes);
+        Take(other, Key(kValues, other, mine), 0, place(other, mine), bytes);
+      }
+    }
+  }
+  CopyLater(std::move(copies));
+}
+
+void GroupCall::StartPermute() {
+  std::vector<LocalCopy> copies;
+  for (int mine : layout_.local_ranks) {
+    const int32_t target = step_.target_of[static_cast<size_t>(mine)];
+    const int32_t source = step_.source_of[static_cast<size_t>(mine)];
+    for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
+      const int64_t bytes = step_.operands[static_cast<size_t>(i)].bytes;
+      if (target >= 0 && !IsLocal(target)) OfferMemory(Key(kValues, mine, i), OperandOf(mine, i), bytes, bytes);
+      if (source < 0)
+        copies.push_back({ResultOf(mine, i), nullptr, bytes});
+      else if (IsLocal(source))
+        copies.push_back({ResultOf(mine, i), OperandOf(source, i), bytes});
+      else
+        Take(source, Key(kValues, source, i), 0, ResultOf(mine, i), bytes);
+    }
+  }
+  CopyLater(std::move(copies));
+}
+
+}  // namespace landbridge

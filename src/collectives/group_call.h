@@ -1,0 +1,123 @@
+// One collective of one group, once: what this worker's members bring, what it takes from the others.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "collectives/collective_engine.h"
+#include "collectives/group_layout.h"
+#include "collectives/outgoing.h"
+
+namespace landbridge {
+
+// What a call needs of its run. Thread-safety: all members from any thread, but Finish and Publish's `drained` may not
+// be called with locks held that `done` takes.
+class RunContext {
+ public:
+  virtual ~RunContext() = default;
+  virtual void Execute(absl::AnyInvocable<void()> task) = 0;
+  // `done` runs on the executor.
+  virtual void Finish(absl::AnyInvocable<void(const absl::Status&)> done, const absl::Status& status) = 0;
+  // `drained` (may be empty) runs once: when peers have taken everything, or never will.
+  virtual void Publish(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing,
+                       absl::AnyInvocable<void()> drained) = 0;
+  // From the worker of `device`. `done` once; after it no byte lands.
+  virtual void Pull(int32_t device, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
+                    absl::AnyInvocable<void(const absl::Status&)> done) = 0;
+  virtual void Fail(const absl::Status& why) = 0;
+};
+
+// A call is made of tasks: pulls, reductions, copies, and sends that peers have yet to take. It is over when the last
+// of them is; the first that fails fails the run, which ends all others soon.
+//
+// Thread-safety: Join and Drop under the run's lock, before Start; the rest by itself.
+class GroupCall : public std::enable_shared_from_this<GroupCall> {
+ public:
+  // `step` and `layout` live as long as the run.
+  GroupCall(std::shared_ptr<RunContext> run, const CollectiveStep& step, const GroupLayout& layout, int32_t op,
+            int64_t occurrence)
+      : run_(std::move(run)), step_(step), layout_(layout), op_(op), occurrence_(occurrence) {}
+
+  // True: all local members are here now.
+  bool Join(int rank, CollectiveCall call);
+  // Gives a call up that has not started.
+  void Drop(const absl::Status& why);
+  void Start();
+
+ private:
+  struct Member {
+    int rank = 0;
+    CollectiveCall call;
+  };
+  struct LocalCopy {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;  // null: zeros
+    int64_t bytes = 0;
+  };
+  using Partials = std::vector<std::shared_ptr<std::vector<std::byte>>>;  // by index into layout_.subtrees
+  struct Pipeline;  // one part of an operand that we reduce, piece by piece
+
+  // Tasks. `done` of each is called once.
+  void Begin(int count = 1) { tasks_.fetch_add(count, std::memory_order_relaxed); }
+  void End(const absl::Status& status);
+  void Run(absl::AnyInvocable<void()> work);  // a task on the executor
+  void CopyLater(std::vector<LocalCopy> copies);
+  // Pulls from the worker of `rank`; `then` (may be empty) runs on the data plane's thread if all went well.
+  void Take(int rank, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
+            absl::AnyInvocable<void()> then = {});
+  // Memory of the program's, which is ours until peers have taken `expected` bytes; or, of small calls, a copy of it.
+  void OfferMemory(const CollectiveKey& key, const std::byte* data, int64_t bytes, int64_t expected);
+  void OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing);
+  void Complete();
+
+  void StartReduction();
+  void ReduceLocally();
+  void ExchangeEagerly();
+  void ReduceEagerly(const Partials& partials);
+  void ExchangeInParts();
+  void OfferPartials(int operand);
+  void StartPart(int operand, ElementRange part, std::byte* out);
+  void NextPiece(const std::shared_ptr<Pipeline>& pipeline);
+  void ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials);
+  void ShareParts(int operand);
+  void TakeParts(int operand);
+  void StartGather();
+  void StartExchange();
+  void StartPermute();
+
+  // The elements of operand `operand` of a reduction that `worker` reduces, for all or for its own ranks.
+  std::vector<ElementRange> PartsOf(int worker, int operand) const;
+  ElementRange PieceOf(int rank, int operand) const;  // of a reduce-scatter
+  std::byte* ResultOf(int rank, int operand) const { return member(rank).call.results[static_cast<size_t>(operand)]; }
+  const std::byte* OperandOf(int rank, int operand) const {
+    return member(rank).call.operands[static_cast<size_t>(operand)];
+  }
+  std::byte* FirstResult(int operand) const { return members_[0].call.results[static_cast<size_t>(operand)]; }
+  bool small() const { return step_.operand_bytes <= kCollectiveEagerBytesMax; }
+  const Member& member(int rank) const { return members_[member_of_rank_.at(static_cast<size_t>(rank))]; }
+  bool IsLocal(int rank) const { return layout_.worker_of_rank[static_cast<size_t>(rank)] == layout_.self; }
+  int32_t Device(int rank) const { return layout_.members[static_cast<size_t>(rank)]; }
+  CollectiveKey Key(int phase, int rank, int operand) const { return {phase, op_, occurrence_, Device(rank), operand}; }
+  int64_t OtherWorkers() const { return static_cast<int64_t>(layout_.workers.size()) - 1; }
+
+  const std::shared_ptr<RunContext> run_;
+  const CollectiveStep& step_;
+  const GroupLayout& layout_;
+  const int32_t op_;
+  const int64_t occurrence_;
+  std::vector<Member> members_;  // ours, as they came; fixed from Start on
+  std::vector<size_t> member_of_rank_;
+  bool copy_to_others_ = false;  // the first member's results are everybody's
+  std::atomic<int64_t> tasks_{0};
+  absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace landbridge
