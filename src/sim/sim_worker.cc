@@ -286,7 +286,7 @@ void SimWorker::Free(BufferRef ref) {
     }
   }
   for (const auto& [transfer, published] : published_) {
-    if (published.ref == ref && published.pulling > 0) {
+    if (published.ref == ref && published.pulling > 0 && !published.copy.has_value()) {
       world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed while a peer pulls it"));
     }
   }
