@@ -73,13 +73,14 @@ absl::StatusOr<NormalizedOptions> NormalizeOptions(absl::string_view client_opti
     SetDeviceAssignment(options, result.num_replicas, result.num_partitions, ids);
   }
   if (!build.debug_options().empty()) {
-    // The client's own flags stay, except that nobody may make another machine write files.
+    // The client's own flags stay, except that nobody may make another machine write files. Its maps come in a random
+    // order: equal flags must be equal bytes, or no program is ever found in the cache.
     xla::DebugOptionsProto debug;
-    if (!debug.ParseFromString(build.debug_options())) {
-      build.clear_debug_options();
-    } else if (!debug.xla_dump_to().empty()) {
+    if (debug.ParseFromString(build.debug_options())) {
       debug.clear_xla_dump_to();
       build.set_debug_options(SerializeDeterministic(debug));
+    } else {
+      build.clear_debug_options();
     }
   }
   for (const char* name : {"xla_dump_to"}) options.mutable_env_option_overrides()->erase(name);

@@ -64,6 +64,29 @@ TEST(NormalizeOptions, Refusals) {
   EXPECT_FALSE(NormalizeOptions(tupled.SerializeAsString()).ok());
 }
 
+// Clients write maps in a random order, each time another one.
+TEST(NormalizeOptions, EqualDebugOptionsAreEqualBytes) {
+  xla::DebugOptionsProto one, other;
+  (*one.mutable_xla_gpu_analytical_latency_estimator_options())["chunk_prep_us"] = "-1";
+  (*one.mutable_xla_backend_extra_options())["b"] = "2";
+  (*other.mutable_xla_gpu_analytical_latency_estimator_options())["gpus_per_node"] = "-1";
+  (*other.mutable_xla_backend_extra_options())["a"] = "";
+  const std::string a = one.SerializeAsString(), b = other.SerializeAsString();
+  std::vector<std::string> normalized;
+  for (const std::string& bytes : {a + b, b + a}) {  // concatenated messages are their union
+    xla::CompileOptionsProto options = ClientOptions(1, 1);
+    options.mutable_executable_build_options()->set_debug_options(bytes);
+    auto result = NormalizeOptions(options.SerializeAsString());
+    ASSERT_TRUE(result.ok()) << result.status();
+    normalized.push_back(SerializeDeterministic(result->proto));
+    xla::DebugOptionsProto kept;
+    ASSERT_TRUE(kept.ParseFromString(result->proto.executable_build_options().debug_options()));
+    EXPECT_EQ(kept.xla_gpu_analytical_latency_estimator_options().size(), 2u);
+    EXPECT_EQ(kept.xla_backend_extra_options().at("b"), "2");
+  }
+  EXPECT_EQ(normalized[0], normalized[1]);
+}
+
 TEST(NormalizeOptions, DebugOptionsPassExceptFolders) {
   xla::CompileOptionsProto options = ClientOptions(1, 2);
   xla::DebugOptionsProto debug;

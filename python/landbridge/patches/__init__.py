@@ -9,7 +9,7 @@ import importlib
 import os
 import warnings
 
-MODULES = ("strides", "device_put")
+MODULES = ("strides", "device_put", "locations")
 
 _installed = {}
 
