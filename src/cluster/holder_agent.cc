@@ -118,6 +118,7 @@ class HolderAgent::Impl : public HolderLeaseSink {
     std::string address, name;
     std::unique_ptr<Connection> connection;
     bool welcomed = false;
+    TimeNs welcomed_at = 0;
     DurationNs backoff = limits::kReconnectBackoffMin;
     Loop::TimerId retry = 0;
   };
@@ -173,6 +174,7 @@ class HolderAgent::Impl : public HolderLeaseSink {
     link = FindLink(key);  // the core may have dropped it
     if (link != nullptr && welcome.refusal() == ControlWelcome::NONE) {
       link->welcomed = true;
+      link->welcomed_at = loop_->Now();
       link->backoff = limits::kReconnectBackoffMin;
       pending_.Add([this, key, ref, received = welcome.received()] {
         if (Link* self = FindLink(key); self != nullptr && self->welcomed) callbacks_.on_stream_resumed(ref, received);
@@ -189,13 +191,17 @@ class HolderAgent::Impl : public HolderLeaseSink {
     if (link == nullptr) return;
     const MemberRef ref = link->ref;
     link->connection.reset();
+    DurationNs pause = link->backoff;
     if (link->welcomed) {
       link->welcomed = false;
+      // At once: if the process has died, the machine says so, and everybody hears of it. (Not for one that closes every
+      // stream as soon as it is up.)
+      if (loop_->Now() - link->welcomed_at >= limits::kReconnectBackoffMin) pause = 0;
       LogWarning("the control stream to worker ", link->name, " broke: ", status.message());
       pending_.Add([this, ref] { callbacks_.on_stream_broken(ref); });
     }
     loop_->Cancel(link->retry);
-    link->retry = loop_->RunAfter(link->backoff, [this, key] { Connect(key); });
+    link->retry = loop_->RunAfter(pause, [this, key] { Connect(key); });
     link->backoff = std::min(2 * link->backoff, limits::kReconnectBackoffMax);
     if (IsConnectionRefused(status)) {
       core_.OnMemberRefused(ref, loop_->Now());

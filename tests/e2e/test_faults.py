@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from admin import ask
 from conftest import fresh_cluster
 
 PRELUDE = """
@@ -195,6 +196,35 @@ print("done", flush=True)
         go(p)
         assert "done" in finish(p)
         assert c.refresh()["worker-0-0"]["pid"] == pid   # the same process, under a new grant
+
+
+def test_a_donor_does_not_wait_for_a_stopped_receiver(own_cluster):
+    """An array is on its way to a worker that is stopped; the step that donates it runs, and the bytes arrive later."""
+    p = own_cluster.start(PRELUDE + """
+step = jax.jit(lambda v: v * 2 + 1, donate_argnums=0)
+values = np.random.RandomState(0).rand(512, 1024).astype(np.float32)
+np.asarray(step(put(values, 0)))                  # compiled
+x = put(values, 0)
+x.block_until_ready()
+await_stdin()                                     # the other worker is stopped
+there = jax.device_put(x, NamedSharding(mesh(1), P(None, "x")))
+z = step(x)
+np.testing.assert_array_equal(np.asarray(z), values * 2 + 1)
+await_stdin()                                     # it goes on
+np.testing.assert_array_equal(np.asarray(there), values)
+print("done", flush=True)
+""")
+    wait_ready(p)
+    os.kill(own_cluster.pid("worker-1-0"), signal.SIGSTOP)
+    go(p)
+    wait_ready(p)
+    snapshots = ask(own_cluster.processes["worker-0-0"]["address"])["send_snapshots"]
+    os.kill(own_cluster.pid("worker-1-0"), signal.SIGCONT)
+    go(p)
+    assert "done" in finish(p)
+    assert (snapshots["taken"], snapshots["bytes"]) == (16, 512 * 1024 * 4), snapshots  # a piece per device and device
+    state = ask(own_cluster.processes["worker-0-0"]["address"])["send_snapshots"]
+    assert (state["taken"], state["waiting"]) == (16, 0)
 
 
 def test_killed_client_leaves_nothing(own_cluster):

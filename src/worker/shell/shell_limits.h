@@ -1,4 +1,4 @@
-// Limits of a worker's shell. Every one is hit by a test.
+// Limits of a worker's shell.
 #pragma once
 
 #include <cstdint>
