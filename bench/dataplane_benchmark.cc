@@ -1,4 +1,4 @@
-// Data plane between two processes, beside a raw TCP socket and UCX's own perf tool in the same run.
+// Data plane between two processes, beside a raw TCP socket in the same run.
 //
 //   dataplane_benchmark [--rounds N] [--quick] [--no-beside]
 //   dataplane_benchmark --shaped MBIT [--rounds N]   over a shaped link between network namespaces (as root)
@@ -31,9 +31,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "base/log.h"
@@ -319,38 +317,10 @@ void MeasureBeside(Peer& peer, std::vector<std::byte>& dst, std::vector<double>&
   p99.push_back(Quantile(times, 0.99));
 }
 
-// UCX's own tool, with error handling on as we have it: microseconds a message, 0 when it is not there.
-double PerfTest(const std::string& transports, const std::string& test, uint64_t size, bool quick) {
-  static int port = 20000 + getpid() % 20000;
-  ++port;
-  const int iterations = std::max(5, Repeats(size, quick));
-  const std::string environment =
-      absl::StrCat("UCX_TLS=", transports, " UCX_NET_DEVICES=lo UCX_POSIX_ERROR_HANDLING=y UCX_LOG_LEVEL=fatal ");
-  const std::string command = absl::StrCat(
-      "command -v ucx_perftest >/dev/null || exit 0; ", environment, "timeout 20 ucx_perftest -p ", port,
-      " -e >/dev/null 2>&1 & for i in 1 2 3 4 5 6 7 8; do sleep 0.2; ", environment,
-      "timeout 20 ucx_perftest 127.0.0.1 -p ", port, " -e -f -v -t ", test, " -s ", size, " -n ", iterations, " -w ",
-      std::max(1, iterations / 10), " 2>/dev/null && break; done");
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return 0;
-  std::string last;
-  char line[512];
-  while (std::fgets(line, sizeof(line), pipe) != nullptr) {
-    if (std::count(line, line + std::strlen(line), ',') >= 5) last = line;
-  }
-  pclose(pipe);
-  // iterations, percentile, average, overall, ...
-  const std::vector<std::string> fields = absl::StrSplit(last, ',');
-  double micros = 0;
-  if (fields.size() < 4 || !absl::SimpleAtod(fields[3], &micros)) return 0;
-  return micros;
-}
-
 int Run(int rounds, bool quick, bool beside) {
   const std::vector<Mode> modes = {{"auto", false}, {"tcp", false}, {"auto", true}, {"tcp", true}, {"raw_tcp", false}};
   const std::vector<uint64_t> sizes = {64, 4096, 64u << 10, 1u << 20, 4u << 20, 64u << 20, kLargest};
   std::map<std::pair<std::string, uint64_t>, Samples> samples;
-  std::map<std::pair<std::string, uint64_t>, std::vector<double>> ucx;
   std::map<std::string, std::array<std::vector<double>, 3>> besides;
   auto expected = Pattern(kLargest);
   std::vector<std::byte> dst(kLargest);
@@ -363,13 +333,6 @@ int Run(int rounds, bool quick, bool beside) {
       if (beside && mode.name != "raw_tcp") {
         auto& b = besides[mode.Label()];
         MeasureBeside(peer, dst, b[0], b[1], b[2]);
-      }
-    }
-    for (const auto& [name, transports] : {std::pair<std::string, std::string>{"auto", "^sysv"}, {"tcp", "tcp"}}) {
-      for (uint64_t size : sizes) {
-        // A round trip for what fits a message, a stream of messages for bulk.
-        const double us = PerfTest(transports, size <= (64u << 10) ? "tag_lat" : "tag_bw", size, quick);
-        if (us > 0) ucx[{name, size}].push_back(size <= (64u << 10) ? 2 * us : us);
       }
     }
   }
@@ -388,13 +351,7 @@ int Run(int rounds, bool quick, bool beside) {
                              {"gb_per_s", static_cast<double>(size) / p50 / 1000},
                              {"cpu_us_per_pull", Quantile(s.cpu_us, 0.5)},
                              {"tls", false}};
-      if (mode.name != "raw_tcp") {
-        line["speed_over_raw_tcp"] = raw / p50;
-        if (auto it = ucx.find({mode.name, size}); it != ucx.end()) {
-          line["ucx_perftest_us"] = Quantile(it->second, 0.5);
-          line["speed_over_ucx_perftest"] = Quantile(it->second, 0.5) / p50;
-        }
-      }
+      if (mode.name != "raw_tcp") line["speed_over_raw_tcp"] = raw / p50;
       std::cout << line.dump() << std::endl;
     }
   }

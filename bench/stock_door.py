@@ -6,7 +6,7 @@
 Each workload runs in a fresh client process, backends taking turns (ABAB), with the servers idle between. One JSON
 line per measured process, and at the end one per figure with medians and ratios. CPU time is told for the client and
 for each server process, so figures of a two-core machine can be compared. `floors` adds what gRPC alone costs at the
-rate of the chained calls (bench/grpc_echo), and what TCP and UCX alone move (bench/dataplane_benchmark).
+rate of the chained calls (bench/grpc_echo), and what TCP alone moves (bench/dataplane_benchmark).
 """
 
 import argparse
@@ -178,7 +178,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="comma list of " + ", ".join(FIGURES))
-    parser.add_argument("--no-floors", action="store_true", help="leave out gRPC, TCP and UCX alone")
+    parser.add_argument("--no-floors", action="store_true", help="leave out gRPC and TCP alone")
     parser.add_argument("--no-one-process", action="store_true", help="leave out our server in one process")
     args = parser.parse_args()
     chosen = args.only.split(",") if args.only else list(FIGURES)

@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "controller/cluster_table.h"
 #include "controller/controller.h"
+#include "controller/plan_table.h"
 
 namespace landbridge {
 namespace {
@@ -174,6 +176,36 @@ void BM_Reshard(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_Reshard)->Arg(4)->Arg(8);
+
+// The plan alone, from rows on `n` workers of one device to columns on `n` others: asked for the first time, and again.
+void BM_Plan(benchmark::State& state) {
+  const int n = static_cast<int>(state.range(0));
+  const bool again = state.range(1) != 0;
+  ctl::ClusterTable cluster;
+  std::vector<VirtualDevice> all;
+  for (int i = 0; i < 2 * n; ++i) all.push_back({DeviceId(i), SlotId{SliceId(i), 0}, 0});
+  cluster.Declare(std::move(all));
+  auto tiled = [n](int first, bool columns) {
+    xla::OpSharding op;
+    op.set_type(xla::OpSharding::OTHER);
+    op.add_tile_assignment_dimensions(columns ? 1 : n);
+    op.add_tile_assignment_dimensions(columns ? n : 1);
+    op.add_iota_reshape_dims(n);
+    op.add_iota_transpose_perm(0);
+    std::vector<DeviceId> ids;
+    for (int i = 0; i < n; ++i) ids.push_back(DeviceId(first + i));
+    return Sharding::FromOpSharding(ids, MemoryKind::kDevice, op).value();
+  };
+  const Sharding::Ptr rows = tiled(0, false), columns = tiled(n, true);
+  ctl::PlanTable plans(&cluster);
+  int64_t question = 0;
+  for (auto _ : state) {
+    const Dims dims = {4096, again ? 4096 : 4096 + 64 * question++};
+    benchmark::DoNotOptimize(plans.Get(dims, rows, columns, false, nullptr));
+  }
+  if (plans.made() != static_cast<uint64_t>(again ? 1 : state.iterations())) state.SkipWithError("not what it says");
+}
+BENCHMARK(BM_Plan)->ArgNames({"workers", "again"})->ArgsProduct({{4, 8, 64}, {0, 1}});
 
 }  // namespace
 }  // namespace landbridge
