@@ -16,7 +16,7 @@ import argparse
 import json
 import statistics
 
-from local_cluster import Cluster
+from local_cluster import Cluster, add_only, chosen
 
 PRELUDE = """
 import functools, json, sys, time
@@ -108,12 +108,15 @@ jax.block_until_ready(ys)
 """
 
 
+FIGURES = ("chain", "ready", "flood")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="chain,ready,flood")
+    add_only(parser, FIGURES)
     args = parser.parse_args()
-    chosen = args.only.split(",")
+    wanted = chosen(parser, args, FIGURES)
     parallel, sequential = Cluster(2), Cluster(2, "--proxy-arg=--dispatch=sequential")
     collected = {}
 
@@ -123,24 +126,24 @@ def main():
 
     try:
         for _ in range(args.rounds):
-            if "chain" in chosen:
+            if "chain" in wanted:
                 note("chain", "parallel", parallel.run(CHAIN))
                 note("chain", "sequential", sequential.run(CHAIN))
-            if "ready" in chosen:
+            if "ready" in wanted:
                 note("ready", "parallel", parallel.run(READY))
-            if "flood" in chosen:
+            if "flood" in wanted:
                 note("flood", "parallel", parallel.run(FLOOD, FLOODER))
     finally:
         parallel.close()
         sequential.close()
     median = lambda figure, mode, pick: statistics.median(pick(r) for r in collected[figure, mode])
-    if "chain" in chosen:
+    if "chain" in wanted:
         per_edge = {m: median("chain", m, lambda r: r["over_us_per_edge"]["p50"]) for m in ("parallel", "sequential")}
         print(json.dumps({"summary": "chain", "over_us_per_edge": per_edge,
                           "sequential_over_parallel": per_edge["sequential"] / per_edge["parallel"]}))
-    if "ready" in chosen:
+    if "ready" in wanted:
         print(json.dumps({"summary": "ready", "added_us": median("ready", "parallel", lambda r: r["added_us_p50"])}))
-    if "flood" in chosen:
+    if "flood" in wanted:
         print(json.dumps({"summary": "flood", "median_ratio": median("flood", "parallel", lambda r: r["median_ratio"])}))
 
 

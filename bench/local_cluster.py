@@ -1,4 +1,4 @@
-"""A local cluster for a benchmark: up, scripts of stock JAX against it, down."""
+"""What the benchmarks share: a local cluster (up, scripts of stock JAX against it, down), and the option --only."""
 import json
 import os
 import pathlib
@@ -11,31 +11,63 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LANDBRIDGE = ROOT / "landbridge"
 
 
-class Cluster:
-    """Slices of one worker with one device; `args` go to `landbridge up`."""
+def add_only(parser, names):
+    """The option --only: some of `names`; `chosen` reads it."""
+    parser.add_argument("--only", default="", help="comma list of " + ", ".join(names))
 
-    def __init__(self, slices, *args):
+
+def chosen(parser, args, names):
+    """Those of `names` that --only asks for (all without it); an unknown one ends the program."""
+    wanted = args.only.split(",") if args.only else list(names)
+    for name in wanted:
+        if name not in names:
+            parser.error(f"--only={name}: one of {', '.join(names)}")
+    return [name for name in names if name in wanted]
+
+
+def plain_env():
+    """The environment without what tells JAX where to run."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
+
+
+class Cluster:
+    """Slices of one worker; `args` go to `landbridge up`."""
+
+    def __init__(self, slices, *args, devices=1):
         self.state = tempfile.mkdtemp(prefix="lb-bench-")
         out = subprocess.run([LANDBRIDGE, "up", "--json", "--state", self.state, "--slices", str(slices),
-                              "--devices-per-worker", "1", *args], capture_output=True, text=True, timeout=120)
+                              "--devices-per-worker", str(devices), *args], capture_output=True, text=True, timeout=180)
         if out.returncode != 0:
             sys.exit(f"cannot start a cluster: {out.stderr}")
         self.info = json.loads(out.stdout)
         self.address = self.info["address"]
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def env(self, **more):
+        """Of a client."""
+        return {**plain_env(), "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": self.address, **more}
+
     def run(self, code, *args):
         """The JSON of the script's last line, or {"error": ...}."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
-        env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.address)
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, args)], env=env, capture_output=True,
-                              text=True, timeout=600)
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, args)], env=self.env(),
+                              capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             return {"error": done.stderr[-1500:]}
         return json.loads(done.stdout.strip().splitlines()[-1])
 
+    def proxy(self):
+        """What the proxy says of itself."""
+        out = subprocess.run([LANDBRIDGE, "status", "--json", "--state", self.state], capture_output=True, text=True,
+                             timeout=60)
+        return json.loads(out.stdout)["proxy"]
+
     def proxy_bytes(self):
-        out = subprocess.run([LANDBRIDGE, "status", "--json", "--state", self.state], capture_output=True, text=True)
-        return json.loads(out.stdout)["proxy"]["tensor_bytes"]
+        return self.proxy()["tensor_bytes"]
 
     def close(self):
         subprocess.run([LANDBRIDGE, "down", "--state", self.state], capture_output=True, timeout=60)

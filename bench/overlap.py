@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 
-from local_cluster import ROOT, Cluster
+from local_cluster import ROOT, Cluster, add_only, chosen
 
 PIPELINE = """
 import json, sys, time
@@ -97,11 +97,15 @@ print(json.dumps({"apart_s": apart, "together_s": together, "best_s": best, "eff
 """
 
 
+FIGURES = ("pipeline", "rl")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="pipeline,rl")
+    add_only(parser, FIGURES)
     args = parser.parse_args()
+    wanted = chosen(parser, args, FIGURES)
     cluster, figures = Cluster(4), {}
 
     def note(name, result):
@@ -110,10 +114,10 @@ def main():
 
     try:
         for _ in range(args.rounds):
-            for us in (2000, 500) if "pipeline" in args.only else ():
+            for us in (2000, 500) if "pipeline" in wanted else ():
                 for order in ("gpipe", "1f1b"):
                     note(f"pipeline_{order}_{us}us", cluster.run(PIPELINE, ROOT / "examples", us, 16, order))
-            if "rl" in args.only:
+            if "rl" in wanted:
                 before = cluster.proxy_bytes()
                 result = cluster.run(RL)
                 note("rl", {**result, "proxy_bytes": cluster.proxy_bytes() - before})

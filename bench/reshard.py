@@ -13,16 +13,14 @@ memory grew by beyond the result. Eight workers of one device each, a slice of i
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-LANDBRIDGE = ROOT / "landbridge"
+from local_cluster import Cluster, add_only, chosen
+
 WORKERS = 8
 ROWS = ["link", "replicate_4", "rows_to_columns", "columns_to_rows", "4_to_2", "2_to_4", "permuted", "sync"]
 
@@ -104,10 +102,9 @@ def child(row, mib, rounds):
     print(json.dumps({"seconds": seconds}), flush=True)
 
 
-def links(state):
+def links(cluster):
     """Bytes that workers pulled from workers, of their last heartbeats."""
-    out = subprocess.run([LANDBRIDGE, "status", "--json", "--state", state], capture_output=True, text=True, timeout=60)
-    workers = [w for s in json.loads(out.stdout)["proxy"]["slices"] for w in s["workers"]]
+    workers = [w for s in cluster.proxy()["slices"] for w in s["workers"]]
     names = {w["life"] for w in workers}
     return sum(link["bytes_received"] for w in workers for link in w.get("links", []) if link["from"] in names)
 
@@ -124,23 +121,22 @@ def memory(info):
     return out
 
 
-def run(info, state, row, mib, rounds, **env):
-    base = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
+def run(cluster, row, mib, rounds, **env):
     process = subprocess.Popen([sys.executable, __file__, "--child", row, "--mib", str(mib), "--rounds", str(rounds)],
-                               env={**base, "JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": info["address"], **env},
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                               env=cluster.env(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
     if not process.stdout.readline():
         raise RuntimeError(f"{row}: the client ended")
     time.sleep(0.6)  # heartbeats
-    before, rss = links(state), memory(info)
+    before, rss = links(cluster), memory(cluster.info)
     process.stdin.write("\n")
     process.stdin.flush()
     answer = process.stdout.readline()
     time.sleep(0.6)
-    moved = links(state) - before
+    moved = links(cluster) - before
     work = specs(row, mib)
     result = {w: 4 * len(work) * int(mask.sum()) for w, mask in masks(work[0][0], *work[0][2]).items()}
-    beyond = max(peak - rss[w][1] - result.get(w, 0) for w, (peak, _) in memory(info).items())
+    beyond = max(peak - rss[w][1] - result.get(w, 0) for w, (peak, _) in memory(cluster.info).items())
     errors = process.communicate(timeout=60)[1]
     if process.returncode != 0 or not answer:
         raise RuntimeError(f"{row}: the client failed: {errors[-2000:]}")
@@ -151,24 +147,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=256, help="size of one array")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma list of " + ", ".join(ROWS))
+    add_only(parser, ROWS)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         return child(args.child, args.mib, args.rounds)
-    chosen = [r for r in ROWS if not args.only or r in args.only.split(",") or r == "link"]
-    state = tempfile.mkdtemp(prefix="lb-bench-")
-    out = subprocess.run([LANDBRIDGE, "up", "--json", "--state", state, "--slices", str(WORKERS),
-                          "--devices-per-worker", "1"], capture_output=True, text=True, timeout=180)
-    if out.returncode != 0:
-        sys.exit(out.stderr)
-    info, link, wrong = json.loads(out.stdout), None, 0
-    try:
-        for row in chosen:
+    wanted, link, wrong = chosen(parser, args, ROWS), None, 0
+    with Cluster(WORKERS) as cluster:
+        for row in dict.fromkeys(["link", *wanted]):     # the others are measured against it
             work = specs(row, args.mib)
             lacking = len(work) * bound(*work[0])
             total = len(work) * 4 * work[0][0][0] * work[0][0][1]
-            seconds, moved, beyond = run(info, state, row, args.mib, args.rounds)
+            seconds, moved, beyond = run(cluster, row, args.mib, args.rounds)
             first, median = seconds[0], statistics.median(seconds)
             line = {"row": row, "tensors": len(work), "mib": round(total / 2**20), "bytes_bound": lacking,
                     "bytes_moved": moved // args.rounds, "first_s": round(first, 4), "median_s": round(median, 4),
@@ -180,15 +170,13 @@ def main():
             else:
                 line["ratio"] = round(median / (lacking / link), 2) if lacking else None
                 try:
-                    client, _, _ = run(info, state, row, args.mib, min(args.rounds, 3),
+                    client, _, _ = run(cluster, row, args.mib, min(args.rounds, 3),
                                        LANDBRIDGE_PATCHES="-device_put")
                     line["client_s"] = round(statistics.median(client), 4)
                     line["times_faster"] = round(statistics.median(client) / median, 1)
                 except RuntimeError:
                     line["client_s"] = None  # a program over several workers
             print(json.dumps(line), flush=True)
-    finally:
-        subprocess.run([LANDBRIDGE, "down", "--state", state], capture_output=True, timeout=60)
     sys.exit(1 if wrong else 0)
 
 

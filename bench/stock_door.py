@@ -21,6 +21,8 @@ import time
 
 import psutil
 
+from local_cluster import add_only, chosen
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LANDBRIDGE = ROOT / "landbridge"
 
@@ -177,21 +179,18 @@ FIGURES = {  # workload -> figures
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma list of " + ", ".join(FIGURES))
+    add_only(parser, FIGURES)
     parser.add_argument("--no-floors", action="store_true", help="leave out gRPC and TCP alone")
     parser.add_argument("--no-one-process", action="store_true", help="leave out our server in one process")
     args = parser.parse_args()
-    chosen = args.only.split(",") if args.only else list(FIGURES)
-    for workload in chosen:
-        if workload not in FIGURES:
-            parser.error(f"--only={workload}: one of {', '.join(FIGURES)}")
+    wanted = chosen(parser, args, FIGURES)
     backends = [Plain(), Cluster("landbridge")]
     if not args.no_one_process:
         backends.append(Cluster("one_process", "--one-process"))
     results = {}
     try:
         for round_ in range(args.rounds):
-            for workload in chosen:
+            for workload in wanted:
                 for backend in backends:
                     if workload in ("stages", "memory") and backend.name == "plain":
                         continue   # virtual compute is a target of our workers; there are no servers to look at
@@ -219,7 +218,7 @@ def main():
         if echo:
             print(json.dumps({"figure": "chained.servers_cpu_us_per_call_beyond_echo", "landbridge": ours,
                               "grpc_echo": min(echo), "beyond": round(ours - min(echo), 2)}), flush=True)
-    for workload in chosen:
+    for workload in wanted:
         for figure in FIGURES[workload]:
             line = {"figure": f"{workload}.{figure}"}
             for backend in backends:
