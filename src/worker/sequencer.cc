@@ -88,28 +88,15 @@ class Sequencer::Impl {
     while (!lane_of_.empty()) {
       auto lane = PickLane(now);
       if (lane == lanes_.end()) break;
-      Candidate launch = Take(lane, lane->second.begin()->first);
-      for (uint32_t device : launch.devices) {
-        DeviceLoad& load = Load(device);
-        ++load.placed;
-        if (launch.estimated_run_ns > 0) {
-          load.estimated += launch.estimated_run_ns;
-        } else {
-          ++load.unknown;
-        }
-      }
-      activations_.Count(launch);
-      policy_->OnPlaced(launch, now);
-      first_choice_since_.erase(launch.ticket);
-      LogEntry entry;
-      entry.place = ++tail_;
-      entry.ticket = launch.ticket;
-      entry.devices = launch.devices;
-      unfinished_.push_back(true);
-      placed_.emplace(launch.ticket, PlacedLaunch{std::move(launch), entry.place});
-      entries.push_back(std::move(entry));
+      entries.push_back(Append(Take(lane, lane->second.begin()->first), now));
     }
     return entries;
+  }
+
+  LogEntry PlaceNow(Candidate launch, TimeNs now) {
+    Withdraw(launch.ticket);
+    for (uint32_t device : launch.devices) Load(device);
+    return Append(std::move(launch), now);
   }
 
   uint64_t epoch() const { return epoch_; }
@@ -163,6 +150,28 @@ class Sequencer::Impl {
       if (!HasRoom(candidate, device)) return false;
     }
     return true;
+  }
+
+  LogEntry Append(Candidate launch, TimeNs now) {
+    for (uint32_t device : launch.devices) {
+      DeviceLoad& load = Load(device);
+      ++load.placed;
+      if (launch.estimated_run_ns > 0) {
+        load.estimated += launch.estimated_run_ns;
+      } else {
+        ++load.unknown;
+      }
+    }
+    activations_.Count(launch);
+    policy_->OnPlaced(launch, now);
+    first_choice_since_.erase(launch.ticket);
+    LogEntry entry;
+    entry.place = ++tail_;
+    entry.ticket = launch.ticket;
+    entry.devices = launch.devices;
+    unfinished_.push_back(true);
+    placed_.emplace(launch.ticket, PlacedLaunch{std::move(launch), entry.place});
+    return entry;
   }
 
   static const Candidate& Head(Lanes::iterator lane) { return lane->second.begin()->second; }
@@ -245,6 +254,7 @@ void Sequencer::AddCandidate(Candidate candidate) { impl_->AddCandidate(std::mov
 void Sequencer::Withdraw(Ticket ticket) { impl_->Withdraw(ticket); }
 void Sequencer::OnFinished(Ticket ticket, DurationNs run_ns) { impl_->OnFinished(ticket, run_ns); }
 std::vector<LogEntry> Sequencer::Place(TimeNs now) { return impl_->Place(now); }
+LogEntry Sequencer::PlaceNow(Candidate launch, TimeNs now) { return impl_->PlaceNow(std::move(launch), now); }
 uint64_t Sequencer::epoch() const { return impl_->epoch(); }
 uint64_t Sequencer::tail() const { return impl_->tail(); }
 bool Sequencer::Placed(Ticket ticket) const { return impl_->Placed(ticket); }

@@ -84,6 +84,8 @@ class Sequencer {
   void OnFinished(Ticket ticket, DurationNs run_ns);
   // Appends what fits; returns the new entries in order.
   std::vector<LogEntry> Place(TimeNs now);
+  // Appends it now, a candidate or not, whatever K and the policy say: its place was decided elsewhere.
+  LogEntry PlaceNow(Candidate launch, TimeNs now);
 
   uint64_t epoch() const;
   uint64_t tail() const;                       // place of the last entry

@@ -40,6 +40,24 @@ Sequencer::Options Options() {
   return options;
 }
 
+// What is decided elsewhere takes its place whatever K says, and counts like all others.
+TEST(SequencerTest, PlacesNowWhatWasDecidedElsewhere) {
+  Sequencer sequencer(Options(), MakeClientOrderPolicy(), 1);
+  for (uint64_t ticket = 1; ticket <= 4; ++ticket) sequencer.AddCandidate(Make(ticket, {0}));
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1, 2));
+  EXPECT_EQ(sequencer.PlaceNow(Make(4, {0}), 0).place, 3u);   // a candidate
+  EXPECT_EQ(sequencer.PlaceNow(Make(9, {0, 1}), 0).place, 4u);
+  EXPECT_EQ(sequencer.placed(0), 4);
+  EXPECT_EQ(sequencer.placed(1), 1);
+  EXPECT_EQ(sequencer.candidates(), 1u);
+  for (uint64_t ticket : {1, 2, 4}) sequencer.OnFinished(Ticket(ticket), 1);
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(3));
+  sequencer.OnFinished(Ticket(9), 1);
+  sequencer.OnFinished(Ticket(3), 1);
+  EXPECT_EQ(sequencer.placed(0), 0);
+  EXPECT_EQ(sequencer.done_through(), 5u);
+}
+
 TEST(SequencerTest, PlacesInClientOrderAndNumbersEntries) {
   Sequencer sequencer(Options(), MakeClientOrderPolicy(), 7);
   sequencer.AddCandidate(Make(9, {0}));
