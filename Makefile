@@ -66,6 +66,7 @@ bench: build
 	@.venv/bin/python bench/overlap.py
 	@.venv/bin/python bench/wide.py
 	@.venv/bin/python bench/reshard.py
+	@.venv/bin/python bench/deaths.py --kills 20
 
 clean:
 	rm -rf build landbridge

@@ -70,11 +70,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     args = parser.parse_args()
-    cluster = Cluster(2)
-    try:
-        print(json.dumps(cluster.run(SCRIPT, cluster.state, LANDBRIDGE, args.kills)), flush=True)
-    finally:
-        cluster.close()
+    with Cluster(2) as cluster:
+        line = cluster.run(SCRIPT, cluster.state, LANDBRIDGE, args.kills)
+    print(json.dumps(line))
+    return 1 if "error" in line else 0
 
 
 if __name__ == "__main__":
