@@ -203,7 +203,7 @@ absl::Status LocalCluster::AwaitPorts(size_t first_server) {
 absl::Status LocalCluster::AwaitWorkers() {
   // Clients may come before the workers do; the cluster is complete when the proxy sees all of them.
   while (true) {
-    absl::StatusOr<nlohmann::json> answer = QueryServer(Proxy().admin_address, kAdminTimeout);
+    absl::StatusOr<nlohmann::json> answer = QueryServer(Proxy().admin_address, kAdminTimeout, "workers");
     const WorkersUp seen = answer.ok() ? CountWorkers(*answer) : WorkersUp{};
     if (seen.expected > 0 && seen.up == seen.expected) return absl::OkStatus();
     LB_RETURN_IF_ERROR(PumpWhileStarting(absl::StrCat(

@@ -98,15 +98,11 @@ absl::StatusOr<json> Ask(const ClusterState& state, absl::string_view name, cons
 
 }  // namespace
 
-WorkersUp CountWorkers(const json& proxy) {
+WorkersUp CountWorkers(const json& answer) {
   WorkersUp seen;
-  for (const json& slice : Member(proxy, "slices")) {
-    const json& workers = Member(slice, "workers");
-    // A slice that is not placed yet lists no workers; it has one at least.
-    seen.expected += std::max<int>(1, static_cast<int>(workers.size()));
-    if (Member(slice, "placed") != json(true)) continue;
-    for (const json& worker : workers) seen.up += Member(worker, "up") == json(true) ? 1 : 0;
-  }
+  const json &expected = Member(answer, "expected"), &up = Member(answer, "up");
+  if (expected.is_number_integer()) seen.expected = expected.get<int>();
+  if (up.is_number_integer()) seen.up = up.get<int>();
   return seen;
 }
 

@@ -17,12 +17,12 @@ namespace landbridge::cli {
 // says why.
 nlohmann::json CollectStatus(const ClusterState& state, const std::string& state_dir);
 
-// How many workers the proxy's slices should have, and how many of them it can use. From the proxy's answer.
+// How many workers the proxy's slices should have, and how many of them it can use. From the proxy's answer to "workers".
 struct WorkersUp {
   int expected = 0;
   int up = 0;
 };
-WorkersUp CountWorkers(const nlohmann::json& proxy);
+WorkersUp CountWorkers(const nlohmann::json& answer);
 
 // Joins what we know with the servers' answers. Pure.
 nlohmann::json BuildStatus(const ClusterState& state, const std::string& state_dir, bool supervisor_alive,

@@ -179,7 +179,7 @@ class HolderAgent::Impl : public HolderLeaseSink {
       pending_.Add([this, key, ref, received = welcome.received()] {
         if (Link* self = FindLink(key); self != nullptr && self->welcomed) callbacks_.on_stream_resumed(ref, received);
       });
-      core_.OnTick(loop_->Now());  // the first heartbeat at once: the lease may be short of time
+      core_.OnMemberReady(ref, loop_->Now());  // the first heartbeat at once: the lease may be short of time
     } else if (link != nullptr) {
       OnBroken(key, absl::UnavailableError(welcome.text()));
     }

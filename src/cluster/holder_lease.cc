@@ -307,6 +307,22 @@ void HolderLease::OnMemberWelcome(const MemberRef& ref, const ControlWelcome& we
   ReportIfDirty(now);
 }
 
+void HolderLease::OnMemberReady(const MemberRef& ref, TimeNs now) {
+  Observe(now);
+  Member* member = Find(ref);
+  if (member != nullptr && member->up && member->connected && member->heartbeat_due) {
+    SendHeartbeat(ref.slice, *Find(ref.slice), ref.index, now);
+  }
+  ReportIfDirty(now);
+}
+
+void HolderLease::SendHeartbeat(VirtualSlice ref, Slice& slice, int index, TimeNs now) {
+  Member& member = slice.members[static_cast<size_t>(index)];
+  member.heartbeat_due = false;
+  member.last_sent = now;
+  sink_->SendHeartbeat(RefOf(ref, slice, index), ++member.heartbeat_number, now, member.echo_ns);
+}
+
 void HolderLease::OnMemberRefused(const MemberRef& ref, TimeNs now) {
   Observe(now);
   if (Find(ref) != nullptr) {
@@ -355,22 +371,20 @@ void HolderLease::OnTick(TimeNs now) {
         }
         if (member.connected &&
             (member.heartbeat_due || now - member.last_sent >= times_.heartbeat - TickPeriod(times_) / 2)) {
-          member.heartbeat_due = false;
-          member.last_sent = now;
-          sink_->SendHeartbeat(RefOf(ref, slice, static_cast<int>(i)), ++member.heartbeat_number, now, member.echo_ns);
+          SendHeartbeat(ref, slice, static_cast<int>(i), now);
         }
       }
     }
   }
   if (now - last_report_ >= times_.heartbeat) dirty_ = true;
-  ReportIfDirty(now);
+  if (dirty_ && !leaving_) Report(now);
 }
 
 void HolderLease::ReportIfDirty(TimeNs now) {
   if (!dirty_ || leaving_) return;
   size_t slices = 0;
   for (const auto& [id, request] : requests_) slices += request.slices.size();
-  if (MayTellSlices(slices, last_report_, now)) Report(now);  // else with a later event, or tick
+  if (slices <= limits::kSlicesToldAtEachEventMax) Report(now);  // else with the next tick
 }
 
 void HolderLease::Report(TimeNs now) {
@@ -398,6 +412,18 @@ void HolderLease::Report(TimeNs now) {
     }
   }
   sink_->SendReport(std::move(report));
+}
+
+HolderLease::MemberCounts HolderLease::member_counts() const {
+  MemberCounts counts;
+  for (const auto& [id, request] : requests_) {
+    for (const Slice& slice : request.slices) {
+      if (slice.released) continue;
+      counts.wanted += std::max(1, static_cast<int>(slice.members.size()));
+      for (const Member& member : slice.members) counts.up += member.up ? 1 : 0;
+    }
+  }
+  return counts;
 }
 
 std::vector<HolderLease::SliceView> HolderLease::slices() const {

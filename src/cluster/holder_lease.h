@@ -94,6 +94,8 @@ class HolderLease {
 
   // --- Members. Events for members that are not current are ignored.
   void OnMemberWelcome(const MemberRef& member, const ControlWelcome& welcome, TimeNs now);
+  // Messages to a member that was welcomed may leave now: its first heartbeat does.
+  void OnMemberReady(const MemberRef& member, TimeNs now);
   // The machine answered that nobody listens (IsConnectionRefused): the process is dead. Not for other failures:
   // a broken stream is not a dead worker.
   void OnMemberRefused(const MemberRef& member, TimeNs now);
@@ -123,6 +125,12 @@ class HolderLease {
     std::vector<MemberView> members;  // one per index when bound; incarnation 0: none
   };
   std::vector<SliceView> slices() const;
+  // Members that are wanted (one at least of a slice that is not placed), and those of them that are up.
+  struct MemberCounts {
+    int wanted = 0;
+    int up = 0;
+  };
+  MemberCounts member_counts() const;
   const std::optional<Fleet>& fleet() const { return fleet_; }
   // Why the resource manager does not take this proxy; empty: it does, or has not said.
   const std::string& refused() const { return refused_; }
@@ -165,6 +173,7 @@ class HolderLease {
   Slice* Find(VirtualSlice ref);
   Member* Find(const MemberRef& ref);
   MemberRef RefOf(VirtualSlice ref, const Slice& slice, int index) const;
+  void SendHeartbeat(VirtualSlice ref, Slice& slice, int index, TimeNs now);
   void LoseMember(VirtualSlice ref, Slice& slice, int index, const std::string& reason, TimeNs now);
   void LoseSlice(VirtualSlice ref, Slice& slice, const std::string& reason, TimeNs now);
   void DropSlice(VirtualSlice ref, Slice& slice);

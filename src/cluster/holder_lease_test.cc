@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/report_limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -142,6 +143,37 @@ TEST_F(HolderLeaseTest, AsksForTheWholeFleetOnceItIsKnown) {
   ASSERT_EQ(sink_.reports.back().requests(0).slices_size(), 2);
   EXPECT_EQ(sink_.reports.back().requests(0).slices(1).type(), "cpu:2x4");
   EXPECT_EQ(sink_.reports.back().promised_term(), kTerm1);
+}
+
+TEST_F(HolderLeaseTest, OfManySlicesTheNextTickTells) {
+  lease_.Request(std::vector<std::string>(limits::kSlicesToldAtEachEventMax, "cpu:2x4"), now_);
+  size_t reports = sink_.reports.size();
+  lease_.OnRmConnected(now_);
+  lease_.OnRmConnected(now_);
+  EXPECT_EQ(sink_.reports.size(), reports + 2);
+  lease_.Request({"cpu:2x4"}, now_);   // one too many
+  reports = sink_.reports.size();
+  lease_.OnRmConnected(now_);
+  lease_.OnRmConnected(now_);
+  EXPECT_EQ(sink_.reports.size(), reports);
+  lease_.OnTick(now_);
+  EXPECT_EQ(sink_.reports.size(), reports + 1);
+  EXPECT_EQ(sink_.reports.back().requests_size(), 2);
+}
+
+TEST_F(HolderLeaseTest, AMembersFirstHeartbeatLeavesAtOnce) {
+  Bind(MakeGrant(1), {11, 12});
+  Welcome(0);
+  const MemberRef first = sink_.refs[0], second = sink_.refs[1];
+  lease_.OnMemberReady(second, now_);  // was not welcomed
+  EXPECT_EQ(sink_.heartbeats, 0);
+  lease_.OnMemberReady(first, now_);
+  EXPECT_EQ(sink_.heartbeats, 1);
+  EXPECT_EQ(sink_.last_heartbeat, first.incarnation.ToString() + " echo 0");
+  lease_.OnMemberReady(first, now_);
+  EXPECT_EQ(sink_.heartbeats, 1);
+  EXPECT_EQ(lease_.member_counts().wanted, 2);
+  EXPECT_EQ(lease_.member_counts().up, 1);
 }
 
 TEST_F(HolderLeaseTest, AFleetOfMoreDevicesThanThereCanBeIsNotBelieved) {

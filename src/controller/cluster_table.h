@@ -49,7 +49,8 @@ struct Life {
   bool collected = false;              // one of those may be there
   absl::flat_hash_set<SessionId> sessions;     // that sent something
   SessionId last_session;                      // the latest of them: saves the look-up
-  absl::flat_hash_set<Incarnation> peers;      // whose data address it knows
+  absl::flat_hash_set<Incarnation> peers;      // that it pulls from: whose data address it knows
+  absl::flat_hash_set<Incarnation> pullers;    // that it was told to publish to
   PlansTold plans;                             // what it knows by number
   LaunchDifferences differences;               // of its stream
 };

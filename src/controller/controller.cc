@@ -128,6 +128,7 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
     case WorkerOp::kReshardSend:
       if (ctl::Transfer* transfer = transfers_.Find(TransferId(op->reshard_send().transfer()))) {
         transfer->published = true;
+        life->pullers.insert(transfer->to->incarnation);
         life->plans.Name(*transfer->plan, life->slot, op->mutable_reshard_send()->mutable_plan());
         op->mutable_reshard_send()->set_peer(transfer->to->incarnation.value());
         op->mutable_reshard_send()->set_peer_address(transfer->to->data_address);

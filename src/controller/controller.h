@@ -141,7 +141,7 @@ class Controller {
   void DeclareDevices(std::vector<VirtualDevice> devices);
   void OnWorkerUp(SlotId slot, Incarnation worker, std::string data_address, std::string name, TimeNs now);
   // `why` is DATA_LOSS and names slice, worker, incarnation and reason. Exactly the shards there are lost; requests
-  // that wait for them are answered; other workers are told (PeerLost).
+  // that wait for them are answered; workers that have exchanged bytes with it are told (PeerLost).
   void OnWorkerLost(Incarnation worker, const absl::Status& why, TimeNs now);
   void OnReport(Incarnation worker, const WorkerReport& report, TimeNs now);
 

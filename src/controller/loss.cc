@@ -32,9 +32,10 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
   WorkerOp news;
   news.mutable_peer_lost()->set_incarnation(worker.value());
   ctl::ToProto(why, news.mutable_peer_lost()->mutable_why());
+  // Those that have met it; in a large cluster they are few.
   for (ctl::ClusterTable::Slot& slot : cluster_.slots()) {
-    slot.life->peers.erase(worker);
-    dispatcher_.SendNow(slot.life.get(), news);
+    const size_t met = slot.life->peers.erase(worker) + slot.life->pullers.erase(worker);
+    if (met > 0) dispatcher_.SendNow(slot.life.get(), news);
   }
 
   // Destinations that were told hear it by PeerLost; those that wait get errors in place of pulls.

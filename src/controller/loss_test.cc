@@ -33,6 +33,25 @@ class LossTest : public ::testing::Test {
   FakeWorld world;
 };
 
+// In a large cluster a loss is news for few.
+TEST_F(LossTest, WhoHasExchangedBytesWithALostWorkerIsTold) {
+  ArrayId here = Up(world.Single(0, {2}), {1, 2});
+  CopyTo(here, {DeviceId(2)});    // 1 pulls from 0
+  world.RunAll();
+  const uint64_t lost = world.slots.at(0).value();
+  world.Kill(0);
+  world.RunAll();
+  EXPECT_TRUE(world.At(1).lost_peers.contains(lost));
+  EXPECT_FALSE(world.At(2).lost_peers.contains(lost));
+  ArrayId there = Up(world.Single(4, {2}), {3, 4});
+  CopyTo(there, {DeviceId(2)});   // 2 is pulled from by 1
+  world.RunAll();
+  const uint64_t puller = world.slots.at(1).value();
+  world.Kill(1);
+  world.RunAll();
+  EXPECT_TRUE(world.At(2).lost_peers.contains(puller));
+}
+
 TEST_F(LossTest, ExactlyTheShardsThereAreLost) {
   ArrayId lost = Up(world.Single(0, {2}), {1, 2});
   ArrayId kept = Up(world.Single(2, {2}), {3, 4});

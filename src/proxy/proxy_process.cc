@@ -365,6 +365,11 @@ void ProxyProcess::StopServingExecutable(Incarnation, ExecutableId) {}
 
 void ProxyProcess::AddAdminAnswers() {
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
+  // For who waits until all are there: cheap however many they are.
+  admin_.Add("workers", [this](const json&) -> absl::StatusOr<json> {
+    const HolderLease::MemberCounts counts = agent_->lease().member_counts();
+    return json{{"expected", counts.wanted}, {"up", counts.up}};
+  });
   for (const bool graph : {false, true}) {
     admin_.Add(graph ? "graph" : "explain", AdminTable::Handler([this, graph](const json&, AdminTable::Answer answer) {
                  Explain(graph, std::move(answer));

@@ -96,19 +96,19 @@ void ResourceManagerCore::OnTick(TimeNs now) {
   }
   for (size_t s = 0; s < slices_.size(); ++s) Judge(static_cast<int>(s), now);
   changed_ = true;
-  EndOfEvent(now);
-  Flush(now, true);
+  EndOfEvent(now, /*tick=*/true);
 }
 
-void ResourceManagerCore::EndOfEvent(TimeNs now) {
-  if (changed_ && settled_ && MayTellSlices(slices_.size(), last_look_, now)) {
+bool ResourceManagerCore::LeavesAllToTicks() const { return slices_.size() > limits::kSlicesToldAtEachEventMax; }
+
+void ResourceManagerCore::EndOfEvent(TimeNs now, bool tick) {
+  if (changed_ && settled_ && (tick || !LeavesAllToTicks())) {
     changed_ = false;
-    last_look_ = now;
     StampRequests();
     PlaceWorkers(now);
     ServeQueue(now);
   }
-  Flush(now, false);
+  Flush(now, tick);
 }
 
 void ResourceManagerCore::MarkDirty(Worker& worker) {
@@ -138,7 +138,7 @@ void ResourceManagerCore::Flush(TimeNs now, bool periodic) {
   for (auto& [life, proxy] : proxies_) {
     if (!proxy.linked) continue;
     const bool due = periodic && now - proxy.last_sent >= options_.times.heartbeat;
-    if (!due && !(proxy.dirty && MayTellSlices(slices_.size(), proxy.last_sent, now))) continue;
+    if (!due && !(proxy.dirty && (periodic || !LeavesAllToTicks()))) continue;
     proxy.dirty = false;
     proxy.last_sent = now;
     HolderUpdate update = MakeHolderUpdate(proxy);

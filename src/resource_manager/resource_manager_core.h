@@ -147,7 +147,8 @@ class ResourceManagerCore {
   void NewTerm(uint64_t above, const std::string& why, TimeNs now);
   void NoteTerm(uint64_t reported, TimeNs now);  // goes above terms of other lives of the RM
   void Settle(TimeNs now);
-  void EndOfEvent(TimeNs now);
+  void EndOfEvent(TimeNs now, bool tick = false);
+  bool LeavesAllToTicks() const;   // what costs the more the more slices there are
   void Flush(TimeNs now, bool periodic);
   void MarkDirty(Worker& worker);
   MemberUpdate MakeMemberUpdate(const Worker& worker) const;
@@ -207,7 +208,6 @@ class ResourceManagerCore {
   uint64_t grant_count_ = 0, stamp_count_ = 0, update_number_ = 0, arrivals_ = 0;
   TimeNs last_event_ = 0;
   bool changed_ = true;  // placing and the queue have to be looked at
-  TimeNs last_look_ = 0;  // at them
   Counts totals_;
 };
 

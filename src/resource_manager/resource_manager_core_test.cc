@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cluster/report_limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -408,6 +409,31 @@ TEST_F(RmTest, WhoAsksForEverySliceGetsThemInOrder) {
   AddWorker(11);
   Rounds(6);
   EXPECT_EQ(Grants(50), "ps0/g1.2 ps1/g1.1");
+}
+
+// Telling a proxy of one slice is telling it of all: with many slices the ticks do, however many events come between.
+TEST_F(RmTest, OfManySlicesTheNextTickTells) {
+  const int slices = static_cast<int>(limits::kSlicesToldAtEachEventMax) + 1;
+  StartRm("cpu:4", slices);
+  for (int i = 0; i < slices; ++i) AddWorker(static_cast<uint64_t>(100 + i));
+  AddProxy(50, std::vector<std::string>(static_cast<size_t>(slices), "cpu:4"));
+  Rounds(20);
+  EXPECT_EQ(rm_->counts(now_).slices_leased, slices);
+  EXPECT_THAT(Grants(50), ::testing::Not(::testing::HasSubstr("-")));
+  rm_->OnTick(now_);
+  holder_updates_.clear();
+  member_updates_.clear();
+  workers_[100].report.set_draining("maintenance");
+  Say(100);
+  EXPECT_TRUE(member_updates_.contains(100));   // its own answer comes at once
+  EXPECT_TRUE(holder_updates_.empty());
+  rm_->OnTick(now_);
+  ASSERT_TRUE(holder_updates_.contains(50));
+  int draining = 0;
+  for (const VirtualSliceUpdate& slice : holder_updates_[50].requests(0).slices()) {
+    for (const MemberUpdateForHolder& member : slice.members()) draining += member.draining() == "maintenance" ? 1 : 0;
+  }
+  EXPECT_EQ(draining, 1);
 }
 
 TEST_F(RmTest, SpareTakesTheplaceOfASilentWorker) {
