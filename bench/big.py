@@ -99,9 +99,7 @@ def rss_mb(pid):
 
 class Client:
     def __init__(self, cluster, rounds):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
-        env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=cluster.address)
-        self.process = subprocess.Popen([sys.executable, "-c", CLIENT, str(rounds), str(DEVICES)], env=env, text=True,
+        self.process = subprocess.Popen([sys.executable, "-c", CLIENT, str(rounds), str(DEVICES)], env=cluster.env(), text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def hear(self):

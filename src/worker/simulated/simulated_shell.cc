@@ -312,6 +312,11 @@ void SimulatedShell::FailPublish(TransferId transfer, const absl::Status& why) {
   host_->board->Withdraw(options_.self, transfer, NotOk(why));
 }
 
+// What is on the board is a copy from the start.
+void SimulatedShell::SnapshotPublish(TransferId transfer) {
+  Post([this, transfer] { core_.OnPublishQuiet(transfer, host_->now()); });
+}
+
 void SimulatedShell::StopPublish(TransferId transfer, const absl::Status& why) {
   host_->board->Withdraw(options_.self, transfer, NotOk(why));
   Post([this, transfer] { core_.OnPublishQuiet(transfer, host_->now()); });

@@ -64,6 +64,7 @@ class SimulatedShell : private WorkerSink {
   void CancelMake(Ticket ticket, int index, const absl::Status& why) override;
   void StartPublish(const Publish& publish) override;
   void FailPublish(TransferId transfer, const absl::Status& why) override;
+  void SnapshotPublish(TransferId transfer) override;
   void StopPublish(TransferId transfer, const absl::Status& why) override;
   void StartRead(const Read& read, bool snapshot) override;
   void SnapshotRead(uint64_t) override {}  // reads hold no buffer: the bytes were taken at once
