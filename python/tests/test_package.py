@@ -77,7 +77,8 @@ def test_credentials_and_patches_are_set_before_connecting():
         from landbridge import jax_plugin, patches
         jax_plugin.initialize()
         assert os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] == "true"
-        assert patches.install_all() == {"strides": "installed", "device_put": "installed"}, patches.install_all()
+        assert set(patches.install_all().items()) == {
+            (name, "installed") for name in ("strides", "device_put", "locations")}, patches.install_all()
         from jax._src import xla_bridge
         assert xla_bridge._backend_factories["proxy"].factory is jax_plugin.make_client
         print("ok")
@@ -105,13 +106,11 @@ def test_off_switches():
     assert patches.is_off("strides", "-other,-strides")
     assert not patches.is_off("strides", "")
     assert not patches.is_off("strides", "-other")
-    ask = "import jax; from landbridge import patches; print(patches.install_all())"
-    done = run(ask, LANDBRIDGE_PATCHES="-strides")
-    assert done.stdout == "{'strides': 'off', 'device_put': 'installed'}\n", done.stderr
-    done = run(ask, LANDBRIDGE_PATCHES="-device_put")
-    assert done.stdout == "{'strides': 'installed', 'device_put': 'off'}\n", done.stderr
-    done = run(ask, LANDBRIDGE_PATCHES="0")
-    assert done.stdout == "{'strides': 'off', 'device_put': 'off'}\n", done.stderr
+    names = ["strides", "device_put", "locations"]
+    ask = "import jax; from landbridge import patches; print(*(f'{k}={v}' for k, v in patches.install_all().items()))"
+    for off in [["strides"], ["device_put"], ["locations", "strides"], names]:
+        done = run(ask, LANDBRIDGE_PATCHES="0" if off == names else ",".join(f"-{name}" for name in off))
+        assert done.stdout.split() == [f"{n}={'off' if n in off else 'installed'}" for n in names], done.stderr
 
 
 def test_a_patch_that_does_not_fit_is_left_out_with_a_warning():
@@ -128,6 +127,21 @@ def test_a_patch_that_does_not_fit_is_left_out_with_a_warning():
         assert pxla.batched_device_put is stock
         print("ok")
         """)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_programs_of_other_backends_keep_their_lines():
+    done = run("""
+        import jax
+        from landbridge import patches
+        assert patches.install_all()["locations"] == "installed"
+        assert "<string>" in jax.jit(lambda v: v + 1).lower(1.0).as_text(debug_info=True)
+        from landbridge.patches import locations
+        from jax._src.interpreters import mlir
+        mlir.source_info_to_location = lambda ctx, eqn: None
+        assert locations.check() == "source_info_to_location takes ['ctx', 'eqn']", locations.check()
+        print("ok")
+        """, JAX_PLATFORMS="cpu")
     assert done.stdout == "ok\n", done.stderr
 
 
