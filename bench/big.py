@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What thousands of devices cost: stock JAX against the real proxy, resource manager and leases, with simulated workers.
 
-    .venv/bin/python bench/big.py [--workers 64 512 1280] [--rounds 5] > results.jsonl
+    .venv/bin/python bench/big.py [--sizes 64x8 512x4 1280x8] [--rounds 5] > results.jsonl
 
-One JSON line for each size; workers have 8 devices each (one slice each), launches take no time, and programs compile as
-ever. All processes share this machine: `load` says what else ran. Heartbeats come once a second instead of four times.
+One JSON line for each size, WORKERSxDEVICES; each worker is a slice, launches take no time, and programs compile as ever.
+All processes share this machine: `load` says what else ran. Heartbeats come once a second instead of four times.
   ready_s           from the first process's start until the proxy has reached every worker (0.9 s are the start window)
-  devices_s         jax.devices() of a new client
+  devices_s         jax.devices() of a new client; devices_cpu_s: CPU time of the client for it
   compile_s         first call of a jitted program on one slice; compile_other_s: the same program on another slice
   step_ms           a call of that program on every slice, dispatched and awaited; us_per_call: of those, per slice
   dispatch_us       the client's part of it: until the last call has returned
@@ -29,7 +29,6 @@ from local_cluster import ROOT, Cluster
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from admin import Daemon  # noqa: E402
 
-DEVICES = 8
 TICKS = os.sysconf("SC_CLK_TCK")
 
 CLIENT = """
@@ -37,9 +36,9 @@ import json, sys, time
 start = time.perf_counter()
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-imported = time.perf_counter()
+imported, cpu = time.perf_counter(), time.process_time()
 devices = jax.devices()
-out = {"devices": len(devices), "devices_s": time.perf_counter() - imported}
+out = {"devices": len(devices), "devices_s": time.perf_counter() - imported, "devices_cpu_s": time.process_time() - cpu}
 rounds, width = int(sys.argv[1]), int(sys.argv[2])
 rows = [NamedSharding(Mesh(np.array(devices[i:i + width]), ("x",)), P("x")) for i in range(0, len(devices), width)]
 x = np.arange(width * 4, dtype=np.float32)
@@ -98,8 +97,8 @@ def rss_mb(pid):
 
 
 class Client:
-    def __init__(self, cluster, rounds):
-        self.process = subprocess.Popen([sys.executable, "-c", CLIENT, str(rounds), str(DEVICES)], env=cluster.env(), text=True,
+    def __init__(self, cluster, rounds, devices):
+        self.process = subprocess.Popen([sys.executable, "-c", CLIENT, str(rounds), str(devices)], env=cluster.env(), text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def hear(self):
@@ -113,18 +112,18 @@ class Client:
         self.process.stdin.flush()
 
 
-def measure(workers, rounds):
+def measure(workers, devices, rounds):
     load = os.getloadavg()[0]
     patient = ("--lease_ms=20000", "--heartbeat_ms=1000")
     start = time.monotonic()
     cluster = Cluster(workers, "--simulated",
-                      *(arg for kind in ("--proxy-arg", "--worker-arg", "--rm-arg") for f in patient for arg in (kind, f)), devices=DEVICES)
+                      *(arg for kind in ("--proxy-arg", "--worker-arg", "--rm-arg") for f in patient for arg in (kind, f)), devices=devices)
     try:
         out = {"bench": "big", "workers": workers, "load": load, "ready_s": time.monotonic() - start}
         processes = {p["name"]: p for p in cluster.info["processes"]}
         pids = {name: p["pid"] for name, p in processes.items()}
         simulated = Daemon(processes["simulated-workers"]["address"])
-        client = Client(cluster, rounds)
+        client = Client(cluster, rounds, devices)
         out.update(client.hear())
         pids["client"] = client.process.pid
         before = {name: cpu_s(pid) for name, pid in pids.items()}
@@ -166,14 +165,15 @@ def measure(workers, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[64, 512, 1280])
+    parser.add_argument("--sizes", nargs="+", default=["64x8", "512x4", "1280x8"], help="WORKERSxDEVICES")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     smallest = None
-    for workers in options.workers:
-        out = measure(workers, options.rounds)
+    for size in options.sizes:
+        workers, devices = (int(n) for n in size.split("x"))
+        out = measure(workers, devices, options.rounds)
         smallest = smallest or out
-        more = (workers - smallest["workers"]) * DEVICES
+        more = out["devices"] - smallest["devices"]
         for name, key in (("proxy", "proxy_kb_per_device"), ("resource-manager", "rm_kb_per_device")):
             if more > 0:
                 out[key] = (out["rss_mb"][name] - smallest["rss_mb"][name]) * 1024 / more
