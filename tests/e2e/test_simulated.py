@@ -1,13 +1,18 @@
 """Simulated workers: 256 devices on one machine, over the real leases and control streams."""
 
+import resource
+import subprocess
 import time
 
 import pytest
 
 from admin import ask
-from conftest import fresh_cluster
+from conftest import ROOT, fresh_cluster
 
 SLICES = 64
+PROGRAM = ROOT / "build/release/bin/landbridge-simulated-workers"
+# All 64 share what processors this machine has left: a slow moment is no death.
+PATIENT = [arg for kind in ("--proxy-arg", "--worker-arg", "--rm-arg") for arg in (kind, "--lease_ms=20000")]
 
 PRELUDE = """
 import numpy as np, jax, jax.numpy as jnp
@@ -20,7 +25,7 @@ def rows(s):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with fresh_cluster("--simulated", slices=SLICES) as made:
+    with fresh_cluster("--simulated", *PATIENT, slices=SLICES) as made:
         yield made
 
 
@@ -81,3 +86,19 @@ np.testing.assert_array_equal(np.asarray(c), x)
     out, err = client.communicate("\n", timeout=60)
     assert client.returncode == 0, out + err
     assert out.startswith("True"), out
+
+
+@pytest.mark.parametrize("flags, open_files, says", [
+    (["--workers=5000"], None, "--workers is 5000, but must lie between 1 and 4096"),
+    (["--workers=8", "--devices=0"], None, "--devices is 0, but must lie between 1 and 1024"),
+    (["--workers=100"], 256, "simulating 100 workers needs 464 open files, but this process may have 256"),
+])
+def test_what_cannot_be_simulated_is_said_at_once(flags, open_files, says):
+    def limit():
+        if open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+    done = subprocess.run([PROGRAM, "--resource_manager_address=127.0.0.1:1", *flags], preexec_fn=limit, timeout=30,
+                          capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert says in done.stderr + done.stdout
