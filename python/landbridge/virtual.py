@@ -15,8 +15,9 @@ def virtual_compute(x, *, duration_us):
 
     For use under jit; on sharded values call it inside jax.shard_map, so that each device waits for its own shard
     (the partitioner would otherwise bring everything to each device first). The device's time is really taken: other
-    programs of that device wait. Derivatives pass through without taking time; under vmap the batch takes the time
-    once. Only devices of a Landbridge cluster know the operation.
+    programs of that device wait. Like any other operation it is left out where nothing uses its result, and two equal
+    ones on the same value are one. Derivatives pass through without taking time; under vmap the batch takes the time once.
+    Only devices of a Landbridge cluster know the operation.
     """
     duration_us = int(duration_us)
     if duration_us < 0:
@@ -31,7 +32,8 @@ def _timer(duration_us, x):
         # Depends on the data, so that XLA cannot compute it at compile time.
         pad = jnp.broadcast_to(first, (_PAD,)) + jax.lax.iota(jnp.float32, _PAD) if x.size else jnp.zeros(_PAD)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, pad)]
-        call = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, vmap_method="broadcast_all")
+        # In place: the time is the device's, copying would be this machine's.
+        call = jax.ffi.ffi_call(TARGET, shapes, vmap_method="broadcast_all", input_output_aliases={0: 0, 1: 1})
         return call(x, pad, duration_us=np.int64(duration_us))[0]
 
     timer.defjvp(lambda primals, tangents: (timer(*primals), tangents[0]))

@@ -19,6 +19,7 @@
 #include "env/clock.h"
 #include "env/connection.h"
 #include "env/file.h"
+#include "env/memory_trimmer.h"
 #include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "resource_manager/server.h"
@@ -186,6 +187,7 @@ int Main(int argc, char** argv) {
                                                         absl::StrContains(argv[i], "node_type");
   InitLog(is_resource_manager ? "landbridge-rm" : "landbridge-worker");
   TuneProcess();
+  if (!is_resource_manager) KeepFreedMemory();
   ServerFlags values;
   Flags flags("landbridge-server", kUsage);
   Declare(&flags, &values);

@@ -149,6 +149,7 @@ TEST_F(CompileServiceTest, OneDeviceProgramRunsAnywhere) {
   EXPECT_THAT(info.outputs(0).layout().minor_to_major(), ElementsAre(0));
   EXPECT_EQ(info.donated_parameters_size(), 0);
   EXPECT_FALSE(info.can_fail_on_one_shard());
+  EXPECT_FALSE(info.has_side_effects());
   EXPECT_FALSE(info.has_collectives());
   EXPECT_EQ(info.memory_stats().argument_size_in_bytes(), 32);
   EXPECT_EQ(program->envelope_sha256, Sha256Raw(program->envelope));
@@ -281,6 +282,7 @@ TEST_F(CompileServiceTest, VirtualComputeCompilesAndShips) {
   auto program = Value(CompileNow(*service_, Request(pjrt::CustomCallProgram(pjrt::kVirtualComputeTarget, 1000))));
   EXPECT_THAT(program->info.custom_call_targets(), ElementsAre(pjrt::kVirtualComputeTarget));
   EXPECT_TRUE(program->info.can_fail_on_one_shard());
+  EXPECT_FALSE(program->info.has_side_effects());
   LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
   Buffer input = Upload(std::vector<float>(2048, 3.0f), 0);
   Buffer* arguments[] = {&input};

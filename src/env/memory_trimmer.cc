@@ -2,7 +2,16 @@
 
 #include <malloc.h>
 
+#include <climits>
+
 namespace landbridge {
+
+void KeepFreedMemory() {
+  // One arena, since what one thread frees another allocates.
+  ::mallopt(M_ARENA_MAX, 1);
+  ::mallopt(M_MMAP_THRESHOLD, kKeptBlockBytesMax);
+  ::mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
 
 bool MemoryTrimmer::Tick(uint64_t work_done, TimeNs now) {
   if (work_done != seen_) {

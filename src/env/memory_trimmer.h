@@ -8,6 +8,15 @@
 
 namespace landbridge {
 
+// Blocks up to this size are kept for the next of their size when they are freed; larger ones leave gaps that too little
+// else fits into.
+constexpr int kKeptBlockBytesMax = 64 << 20;
+
+// For processes that make and drop arrays all the time (workers): freed memory stays in the heap until a MemoryTrimmer gives
+// it back. By default glibc returns it at once, and half of the time of a small pipeline's step went into fresh pages.
+// Before other threads exist.
+void KeepFreedMemory();
+
 // Thread-safety: one thread. The trimming itself takes the allocator's locks for some milliseconds.
 class MemoryTrimmer {
  public:

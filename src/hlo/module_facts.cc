@@ -57,6 +57,12 @@ double DotFlops(const xla::HloInstructionProto& dot,
   return flops;
 }
 
+bool ActsOutside(const xla::HloInstructionProto& instruction) {
+  const std::string& opcode = instruction.opcode();
+  if (opcode == "custom-call") return instruction.custom_call_has_side_effect();
+  return opcode == "infeed" || opcode == "outfeed" || opcode == "send" || opcode == "recv";
+}
+
 }  // namespace
 
 bool IsCollective(absl::string_view opcode) {
@@ -147,6 +153,7 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module) {
     for (const xla::HloInstructionProto& instruction : computation.instructions()) by_id[instruction.id()] = &instruction;
     for (const xla::HloInstructionProto& instruction : computation.instructions()) {
       if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
+      if (ActsOutside(instruction)) facts.has_side_effects = true;
       if (IsCollective(instruction.opcode())) collectives.insert(instruction.opcode());
       if (instruction.opcode() == "dot") facts.dot_flops += DotFlops(instruction, by_id);
     }

@@ -61,10 +61,26 @@ TEST(ModuleFacts, ReadsAll) {
   EXPECT_EQ(facts->results[1].element_type(), xla::S32);
   EXPECT_THAT(facts->donated_parameters, ElementsAre(0, 1));
   EXPECT_THAT(facts->custom_call_targets, ElementsAre("aa_target", "zz_target"));
+  EXPECT_FALSE(facts->has_side_effects);
   EXPECT_THAT(facts->collectives, ElementsAre("all-gather-start", "all-reduce"));
   EXPECT_EQ(facts->dot_flops, 2.0 * 4 * 16 * 8);
   EXPECT_FALSE(facts->parameter_shardings[0].has_value());
   EXPECT_FALSE(facts->result_shardings[0].has_value());
+}
+
+TEST(ModuleFacts, SideEffectsAreWhatTheProgramSays) {
+  for (const char* opcode : {"infeed", "outfeed", "send", "recv"}) {
+    xla::HloModuleProto module = Module();
+    Add(module.mutable_computations(0), 5, opcode);
+    auto facts = ReadModule(module);
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    EXPECT_TRUE(facts->has_side_effects) << opcode;
+  }
+  xla::HloModuleProto module = Module();
+  module.mutable_computations(0)->mutable_instructions(1)->set_custom_call_has_side_effect(true);
+  auto facts = ReadModule(module);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_TRUE(facts->has_side_effects);
 }
 
 TEST(ModuleFacts, ReadsBytesOfBothMessages) {

@@ -197,6 +197,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   std::vector<uint64_t> last_place_;       // per device: I1
   std::map<uint64_t, std::shared_ptr<Run>> running_;          // by ticket
   std::set<BufferRef> expected_;           // outputs of launches handed over and not finished
+  std::set<BufferRef> failed_;             // outputs of launches that failed, until they are freed
   std::map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // by key
   std::map<std::pair<uint64_t, int>, std::shared_ptr<Make>> makes_;
   std::map<uint64_t, Published> published_;

@@ -41,16 +41,17 @@ Buffer* BufferTable::Create(BufferRef ref, PoolId pool, int64_t bytes, SessionId
 
 void BufferTable::SetEnqueued(Buffer& buffer) {
   buffer.state = BufferState::kEnqueued;
-  if (buffer.must_complete) return;
   for (Waiter& waiter : buffer.waiters) {
-    if (waiter.kind != WaiterKind::kLaunch) continue;
+    const bool usable =
+        waiter.kind == WaiterKind::kLaunch || (waiter.kind == WaiterKind::kLaunchGang && !buffer.can_fail_alone);
+    if (!usable) continue;
     wakes_.push_back(Wake{waiter, Event::kUsable, nullptr});
     waiter.kind = WaiterKind::kLaunchPoison;
   }
 }
 
 void BufferTable::SetDoubtful(Buffer& buffer) {
-  buffer.must_complete = true;
+  buffer.doubtful = true;
   for (Waiter& waiter : buffer.waiters) {
     if (waiter.kind != WaiterKind::kLaunchPoison) continue;
     wakes_.push_back(Wake{waiter, Event::kDoubtful, nullptr});

@@ -26,7 +26,8 @@ struct Buffer {
   bool in_shell = false;           // the shell was told to make it, and not yet to free it
   bool charged = false;            // `bytes` are counted for this buffer (before: for the node that makes it)
   bool delete_requested = false;
-  bool must_complete = false;      // enqueued is not enough: its producer can fail on one shard
+  bool can_fail_alone = false;     // while not resident: other shards of what uses it may be good when this one is bad
+  bool doubtful = false;           // its producer failed and has not ended: enqueued is not enough for anybody
   bool donor_cleared = false;      // the donor was told that nobody else needs the buffer
   bool donor_is_make = false;
   SessionId session;

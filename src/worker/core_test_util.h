@@ -111,6 +111,7 @@ struct ProgramSpec {
   std::vector<uint32_t> devices = {0};   // empty: portable
   int64_t temp = 0;
   bool can_fail_on_one_shard = false;
+  bool has_side_effects = false;
 };
 
 inline WorkerOp LoadOp(uint64_t id, const ProgramSpec& spec) {
@@ -126,6 +127,7 @@ inline WorkerOp LoadOp(uint64_t id, const ProgramSpec& spec) {
   for (int64_t bytes : spec.outputs) info->add_outputs()->set_device_bytes(bytes);
   info->set_temp_bytes_per_device(spec.temp);
   info->set_can_fail_on_one_shard(spec.can_fail_on_one_shard);
+  info->set_has_side_effects(spec.has_side_effects);
   return op;
 }
 

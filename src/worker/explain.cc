@@ -97,11 +97,8 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
   Reasons reasons;
   if (node.stage == Stage::kWaiting) {
     if (node.load_missing) reasons.Add({{"what", "load"}, {"executable", entry["executable"]}});
-    const bool strict = node.program->outside_effects();
     for (const Buffer* buffer : node.inputs) {
-      const bool usable = buffer->state == BufferState::kResident ||
-                          (buffer->state == BufferState::kEnqueued && !strict && !buffer->must_complete);
-      if (!usable) reasons.AddInput(*buffer);
+      if (!IsUsable(node, *buffer)) reasons.AddInput(*buffer);
     }
     for (const Buffer* buffer : node.donated) {
       if (!buffer->donor_cleared) reasons.AddDonation(*buffer);

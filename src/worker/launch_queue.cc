@@ -291,17 +291,27 @@ void LaunchQueue::CreateOutputs(Node& node) {
       Buffer* buffer = context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), static_cast<uint32_t>(d)},
                                                 PoolId{node.devices[d], host}, tensor.device_bytes(), node.session,
                                                 node.ticket);
-      buffer->must_complete = info.can_fail_on_one_shard();
+      buffer->can_fail_alone = info.can_fail_on_one_shard();
       context_->buffers.Pin(*buffer);
       node.outputs.push_back(buffer);
     }
   }
 }
 
+WaiterKind LaunchQueue::InputWaiter(const Node& node) {
+  if (node.program->info.has_side_effects()) return WaiterKind::kLaunchStrict;
+  return node.program->info.num_devices() > 1 ? WaiterKind::kLaunchGang : WaiterKind::kLaunch;
+}
+
+bool LaunchQueue::IsUsable(const Node& node, const Buffer& input) {
+  if (input.state != BufferState::kEnqueued || input.doubtful) return input.state == BufferState::kResident;
+  const WaiterKind kind = InputWaiter(node);
+  return kind == WaiterKind::kLaunch || (kind == WaiterKind::kLaunchGang && !input.can_fail_alone);
+}
+
 PoisonPtr LaunchQueue::TakeInputs(Node& node) {
   PoisonPtr poison;
   BufferTable& buffers = context_->buffers;
-  const bool strict = node.program->outside_effects();
   const size_t devices = node.devices.size();
   for (Buffer* buffer : node.inputs) {
     buffers.Pin(*buffer);
@@ -312,14 +322,14 @@ PoisonPtr LaunchQueue::TakeInputs(Node& node) {
       case BufferState::kResident:
         break;
       case BufferState::kEnqueued:
-        if (!strict && !buffer->must_complete) {
+        if (IsUsable(node, *buffer)) {
           buffers.AddWaiter(*buffer, Waiter{WaiterKind::kLaunchPoison, node.self});
           break;
         }
         [[fallthrough]];
       case BufferState::kPending:
         ++node.inputs_missing;
-        buffers.AddWaiter(*buffer, Waiter{strict ? WaiterKind::kLaunchStrict : WaiterKind::kLaunch, node.self});
+        buffers.AddWaiter(*buffer, Waiter{InputWaiter(node), node.self});
         break;
     }
   }
@@ -425,7 +435,7 @@ Candidate LaunchQueue::MakeCandidate(const Node& node) const {
                                                          : Phase::kNone;
   candidate.devices.assign(node.devices.begin(), node.devices.end());
   candidate.estimated_run_ns = node.program->run_estimate;
-  candidate.side_effects = node.program->outside_effects();
+  candidate.side_effects = node.program->info.has_side_effects();
   candidate.ready_since = node.ready_since;
   return candidate;
 }
@@ -524,7 +534,9 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
   node.stage = Stage::kPlaced;
   node.place = place;
   size_t next_donated = 0;
+  bool uncertain = false;
   for (Buffer* buffer : node.inputs) {
+    uncertain |= buffer->state == BufferState::kEnqueued && buffer->can_fail_alone;
     buffers.StartRunning(*buffer);
     if (next_donated < node.donated.size() && node.donated[next_donated] == buffer) {
       ++next_donated;
@@ -542,6 +554,7 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
   context_->sink->HandOver(node.op, place);
   for (Buffer* buffer : node.outputs) {
     buffer->in_shell = true;
+    buffer->can_fail_alone |= uncertain;
     buffers.SetEnqueued(*buffer);
   }
   Program& program = *node.program;

@@ -70,7 +70,6 @@ class LaunchQueue {
     std::vector<SlabHandle> waiting;   // launches that wait for the load
     DurationNs run_estimate = 0;       // 0: none yet
     LaunchBase launch_base;
-    bool outside_effects() const { return info.can_fail_on_one_shard(); }
   };
   enum class Stage : uint8_t { kWaiting, kCandidate, kPlaced, kDone };
   struct Node {
@@ -100,6 +99,10 @@ class LaunchQueue {
   void CreateOutputs(Node& node);
   // Pins them, registers as reader or donor, waits for what is missing. A poisoned one is returned.
   PoisonPtr TakeInputs(Node& node);
+  // How its inputs are waited for. Side effects must not act on what turns out bad; in a gang with one bad shard the others
+  // would hang in their collectives.
+  static WaiterKind InputWaiter(const Node& node);
+  static bool IsUsable(const Node& node, const Buffer& input);
   void ComputeNeeds(Node& node) const;
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);

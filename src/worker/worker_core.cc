@@ -153,6 +153,7 @@ class WorkerCore::Impl {
   void Route(const BufferTable::Wake& wake, TimeNs now) {
     switch (wake.who.kind) {
       case WaiterKind::kLaunch:
+      case WaiterKind::kLaunchGang:
       case WaiterKind::kLaunchStrict:
       case WaiterKind::kLaunchPoison:
         launches_.OnWake(wake, now);

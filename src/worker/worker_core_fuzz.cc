@@ -128,6 +128,7 @@ WorkerOp Sensible(Choices& choices) {
       spec.devices = choices.Below(4) == 0 ? std::vector<uint32_t>{} : devices();
       spec.temp = static_cast<int64_t>(choices.Below(100));
       spec.can_fail_on_one_shard = choices.Flag();
+      spec.has_side_effects = spec.can_fail_on_one_shard;
       return LoadOp(id(), spec);
     }
     case 1:

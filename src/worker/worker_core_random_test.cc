@@ -80,6 +80,7 @@ class RandomRun : public WorkerSink {
     uint64_t session = 1;
     std::vector<BufferRef> inputs, outputs;
     bool started = false, ended = false;   // ended: in a Progress
+    bool uncertain = false;                // can fail on one shard, or took from something running that can
     bool shell_failed = false;             // ... and delivered
     bool cancelled = false;                // may fail for that
     uint64_t program = 0;
@@ -243,6 +244,7 @@ class RandomRun : public WorkerSink {
     if (node.started) return Fail("handed over twice");
     node.started = true;
     const Program& program = programs_.at(op->executable());
+    node.uncertain = program.spec.can_fail_on_one_shard;
     if (program.loading || program.failed) Fail("handed over before it is loaded");
     Running running;
     running.op = op;
@@ -259,8 +261,9 @@ class RandomRun : public WorkerSink {
         if (!shard.completed) {                                                               // I3
           const Node& producer = nodes_.at(shard.producer);
           if (!shard.enqueued) Fail(absl::StrCat(ref.ToString(), " is not made yet"));
-          if (program.spec.can_fail_on_one_shard) Fail("side effects before the producer has completed");
-          if (programs_.at(producer.program).spec.can_fail_on_one_shard) Fail("consumer of an uncertain shard");
+          if (program.spec.has_side_effects) Fail("side effects before the producer has completed");
+          if (op->devices_size() > 1 && producer.uncertain) Fail("gang with an uncertain shard");
+          node.uncertain |= producer.uncertain;
           if (producer.shell_failed) Fail("handed over with an input that is known to have failed");
         }
         ++shard.users;
@@ -550,6 +553,7 @@ class RandomRun : public WorkerSink {
     for (uint64_t i = 1 + Below(2); i > 0; --i) program.spec.outputs.push_back(static_cast<int64_t>(Below(4)) * 100);
     program.spec.temp = Chance(0.3) ? static_cast<int64_t>(Below(4)) * 100 : 0;
     program.spec.can_fail_on_one_shard = Chance(0.2);
+    program.spec.has_side_effects = program.spec.can_fail_on_one_shard && Chance(0.5);
     const uint64_t id = ++next_id_;
     programs_[id] = program;
     Send(LoadOp(id, program.spec));

@@ -185,27 +185,64 @@ TEST_F(WorkerCoreTest, GangNeedsEveryShard) {
   EXPECT_THAT(Reports(), ElementsAre("TransfersDone 51,50 OK", "Progress e1 @0 t2"));
 }
 
-TEST_F(WorkerCoreTest, ConsumerOfAProgramThatCanFailOnOneShardWaitsForItsEnd) {
-  Load(1, {{100}, {100}, {0}, 0, true});
-  Load(2, {{100}, {100}});
-  Resident(1, 1, 100);
-  EXPECT_THAT(Op(LaunchOp(2, 1, {1}, {2})), ElementsAre("HandOver t2 @1"));
-  EXPECT_THAT(Op(LaunchOp(3, 2, {2}, {3})), IsEmpty());
-  EXPECT_EQ(Explain()["launches"][1]["waits_for"][0]["made_by"], "t2");
-  EXPECT_THAT(Done(2), ElementsAre("HandOver t3 @2"));
+// A launch on devices 0 and 1 whose one argument is put together from these shards.
+WorkerOp GangOf(uint64_t ticket, uint64_t executable, std::vector<std::pair<uint64_t, uint32_t>> shards, uint64_t output) {
+  WorkerOp op = LaunchOp(ticket, executable, {0}, {output}, {0, 1});
+  for (const auto& [array, shard] : shards) {
+    BufferRefProto* ref = op.mutable_launch()->mutable_args(0)->add_shards();
+    ref->set_array(array);
+    ref->set_shard(shard);
+  }
+  return op;
 }
 
-// [6] The program with effects would have run them on data that is withdrawn afterwards.
+// A gang with one bad shard would hang. Alone, a consumer just fails too, so it need not wait; but what it makes is as
+// uncertain as what it took.
+TEST_F(WorkerCoreTest, GangsWaitForTheEndOfWhatCanFailOnOneShard) {
+  Load(1, {{100}, {100}, {}, 0, true});
+  Load(2, {{100}, {100}, {0, 1}});
+  Load(3, {{100}, {100}});
+  Resident(1, 1, 100);
+  Resident(2, 2, 100, {0, 1});
+  EXPECT_THAT(Op(LaunchOp(3, 1, {1}, {3})), ElementsAre("HandOver t3 @1"));
+  EXPECT_THAT(Op(LaunchOp(4, 3, {3}, {4})), ElementsAre("HandOver t4 @2"));
+  EXPECT_THAT(Op(GangOf(5, 2, {{4, 0}, {2, 1}}, 5)), IsEmpty());
+  EXPECT_EQ(Explain()["launches"][2]["waits_for"][0]["made_by"], "t4");
+  EXPECT_THAT(Done(3), IsEmpty());
+  EXPECT_THAT(Done(4), ElementsAre("HandOver t5 @3"));
+}
+
+// The gang was there before anybody could know that its input would be uncertain.
+TEST_F(WorkerCoreTest, GangThatCameBeforeItsUncertainInputWaits) {
+  Load(1, {{100}, {100}, {}, 0, true});
+  Load(2, {{100}, {100}, {0, 1}});
+  Load(3, {{100}, {100}});
+  Op(UploadOp(1, 1, 100));
+  Resident(2, 2, 100, {0, 1});
+  EXPECT_THAT(Op(LaunchOp(3, 1, {1}, {3})), IsEmpty());
+  EXPECT_THAT(Op(LaunchOp(4, 3, {3}, {4})), IsEmpty());
+  EXPECT_THAT(Op(GangOf(5, 2, {{4, 0}, {2, 1}}, 5)), IsEmpty());
+  EXPECT_THAT(UploadDone(1), ElementsAre("HandOver t3 @1", "HandOver t4 @2"));
+  EXPECT_THAT(Done(3), IsEmpty());
+  EXPECT_THAT(Done(4, absl::InvalidArgumentError("bad")), ElementsAre("Free a4.0"));  // t5 never runs
+  EXPECT_THAT(Reports(), ElementsAre("Failed a4.0 INVALID_ARGUMENT root=t4 uc=1004",
+                                     "Failed a5.0,a5.1 INVALID_ARGUMENT root=t4 uc=1004", "UploadsDone 1",
+                                     "Progress e1 @2 t1,t3,t4,t5"));
+}
+
+// [6] The program with effects would have run them on data that is withdrawn afterwards. Custom calls without any run on.
 TEST_F(WorkerCoreTest, ProgramWithSideEffectsWaitsUntilItsProducersHaveCompleted) {
-  Load(1, {{100}, {100}});
-  Load(2, {{100}, {100}, {0}, 0, true});
+  Load(1, {{100}, {100}, {0}, 0, true});
+  Load(2, {{100}, {100}, {0}, 0, true, true});
   Resident(1, 1, 100);
   EXPECT_THAT(Op(LaunchOp(2, 1, {1}, {2})), ElementsAre("HandOver t2 @1"));
   EXPECT_THAT(Op(LaunchOp(3, 2, {2}, {3})), IsEmpty());
   EXPECT_THAT(Op(LaunchOp(4, 1, {2}, {4})), ElementsAre("HandOver t4 @2"));  // one without does not
+  EXPECT_EQ(Explain()["launches"][1]["waits_for"][0]["made_by"], "t2");
   EXPECT_THAT(Done(2, absl::InvalidArgumentError("bad")), IsEmpty());        // t3 never runs
   EXPECT_THAT(Reports(), ElementsAre("Failed a2.0 INVALID_ARGUMENT root=t2 uc=1002",
                                      "Failed a3.0 INVALID_ARGUMENT root=t2 uc=1002", "Progress e1 @1 t2,t3"));
+  EXPECT_THAT(Done(4), ElementsAre("Free a2.0", "Free a4.0"));
 }
 
 // ---------------------------------------------------------------- policies
