@@ -139,6 +139,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
     if (!IsXlaInternal(target)) info.set_can_fail_on_one_shard(true);
   }
   info.set_has_side_effects(facts.has_side_effects);
+  info.set_has_loops(facts.has_loops);
   for (const std::string& opcode : facts.collectives) info.add_collectives(opcode);
   info.set_has_collectives(!facts.collectives.empty());
   info.set_flops_per_device(facts.dot_flops);

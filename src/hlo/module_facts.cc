@@ -154,6 +154,7 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module) {
     for (const xla::HloInstructionProto& instruction : computation.instructions()) {
       if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
       if (ActsOutside(instruction)) facts.has_side_effects = true;
+      if (instruction.opcode() == "while") facts.has_loops = true;
       if (IsCollective(instruction.opcode())) collectives.insert(instruction.opcode());
       if (instruction.opcode() == "dot") facts.dot_flops += DotFlops(instruction, by_id);
     }

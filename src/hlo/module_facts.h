@@ -27,6 +27,7 @@ struct ModuleFacts {
   std::vector<int32_t> donated_parameters;       // those that alias an output; ascending, distinct
   std::vector<std::string> custom_call_targets;  // sorted, distinct
   bool has_side_effects = false;                 // custom calls that say so, infeed, outfeed, send, recv
+  bool has_loops = false;
   std::vector<std::string> collectives;          // opcodes, sorted, distinct; partition-id and replica-id are none
   double dot_flops = 0;                          // multiply and add count as 2; bodies of loops count once
 };

@@ -62,6 +62,7 @@ TEST(ModuleFacts, ReadsAll) {
   EXPECT_THAT(facts->donated_parameters, ElementsAre(0, 1));
   EXPECT_THAT(facts->custom_call_targets, ElementsAre("aa_target", "zz_target"));
   EXPECT_FALSE(facts->has_side_effects);
+  EXPECT_FALSE(facts->has_loops);
   EXPECT_THAT(facts->collectives, ElementsAre("all-gather-start", "all-reduce"));
   EXPECT_EQ(facts->dot_flops, 2.0 * 4 * 16 * 8);
   EXPECT_FALSE(facts->parameter_shardings[0].has_value());
@@ -81,6 +82,14 @@ TEST(ModuleFacts, SideEffectsAreWhatTheProgramSays) {
   auto facts = ReadModule(module);
   ASSERT_TRUE(facts.ok()) << facts.status();
   EXPECT_TRUE(facts->has_side_effects);
+}
+
+TEST(ModuleFacts, FindsLoops) {
+  xla::HloModuleProto module = Module();
+  Add(module.mutable_computations(1), 17, "while");
+  auto facts = ReadModule(module);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_TRUE(facts->has_loops);
 }
 
 TEST(ModuleFacts, ReadsBytesOfBothMessages) {

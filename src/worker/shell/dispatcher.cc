@@ -35,6 +35,16 @@ void Dispatcher::Enqueue(std::vector<int> devices, Issue issue) {
   }
 }
 
+void Dispatcher::RunOrEnqueue(int device, Issue issue) {
+  bool alone;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return;
+    alone = queues_.at(static_cast<size_t>(device)).empty();  // and stays so: only this thread adds to it
+  }
+  alone ? issue() : Enqueue({device}, std::move(issue));
+}
+
 void Dispatcher::OnHead(const std::shared_ptr<Item>& item) {
   if (++item->heads < item->devices.size()) return;
   Lane& lane = item->devices.size() == 1 ? *lanes_[static_cast<size_t>(item->devices[0])] : *lanes_.back();

@@ -17,7 +17,7 @@ namespace landbridge {
 // `issue` returns when the plugin has taken the launch. An item runs when it is at the head of the queue of each of
 // its devices, so a wide item is a barrier in all of them, and two wide items never wait for each other crosswise.
 //
-// Thread-safety: Enqueue from one thread (that is the order); the rest from any thread. The destructor needs an
+// Thread-safety: Enqueue and RunOrEnqueue from one thread (that is the order); the rest from any thread. The destructor needs an
 // earlier Shutdown.
 class Dispatcher {
  public:
@@ -30,6 +30,9 @@ class Dispatcher {
 
   // `devices`: distinct, each below device_count, at least one. `issue` runs once, on a thread of the dispatcher.
   void Enqueue(std::vector<int> devices, Issue issue);
+
+  // The same for one device and work that is quick and never blocks: it runs here and now if nothing is before it.
+  void RunOrEnqueue(int device, Issue issue);
 
   // Issues what is queued, then ends the threads. Later Enqueues are refused (their issue is dropped).
   void Shutdown();

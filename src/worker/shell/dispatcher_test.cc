@@ -4,6 +4,9 @@
 #include <map>
 #include <random>
 #include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
@@ -41,6 +44,30 @@ TEST(Dispatcher, KeepsTheOrderOfEachDevice) {
   dispatcher.Shutdown();
   EXPECT_EQ(got, want);
   EXPECT_EQ(overlaps.load(), 0);
+}
+
+TEST(Dispatcher, QuickWorkRunsInPlaceUnlessSomethingIsBeforeIt) {
+  Dispatcher dispatcher(2);
+  const std::thread::id here = std::this_thread::get_id();
+  std::vector<std::string> order;
+  auto note = [&](std::string name) {
+    return [&, name] { order.push_back(name + (std::this_thread::get_id() == here ? " here" : " there")); };
+  };
+  dispatcher.RunOrEnqueue(0, note("first"));
+  EXPECT_THAT(order, ElementsAre("first here"));
+  absl::Notification begun, release;
+  dispatcher.Enqueue({0, 1}, [&] {
+    begun.Notify();
+    release.WaitForNotification();
+    order.push_back("wide");
+  });
+  begun.WaitForNotification();
+  dispatcher.RunOrEnqueue(0, note("behind"));
+  release.Notify();
+  dispatcher.Shutdown();
+  EXPECT_THAT(order, ElementsAre("first here", "wide", "behind there"));
+  dispatcher.RunOrEnqueue(0, note("late"));
+  EXPECT_EQ(order.size(), 3u);
 }
 
 TEST(Dispatcher, ABlockedDeviceDoesNotHoldOthers) {

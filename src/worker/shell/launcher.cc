@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
+#include "worker/shell/launch_limits.h"
 
 namespace landbridge {
 namespace {
@@ -47,6 +48,21 @@ class Completion {
 };
 
 }  // namespace
+
+bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
+  if (platform != "cpu" || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax) return false;
+  const auto flops = info.cost().properties().find("flops");
+  if (flops != info.cost().properties().end() && flops->second >= limits::kCpuPluginThreadsFlops) return true;
+  if (info.has_loops() || info.custom_call_targets_size() > 0) return false;
+  int64_t bytes = info.temp_bytes_per_device();
+  for (const auto* tensors : {&info.parameters(), &info.outputs()}) {
+    for (const TensorInfo& tensor : *tensors) {
+      if (tensor.device_bytes() > limits::kRunInPlaceBytesMax) return false;  // and no sum overflows
+      bytes += tensor.device_bytes();
+    }
+  }
+  return bytes <= limits::kRunInPlaceBytesMax;
+}
 
 void IssueLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone done) {
   const TimeNs start = clock.Now();

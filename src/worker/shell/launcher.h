@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/time.h"
 #include "compiler/load.h"
 #include "env/clock.h"
@@ -24,11 +25,17 @@ struct LaunchWork {
   std::vector<std::vector<std::shared_ptr<BufferSlot>>> outputs;    // [logical device][output]
   std::vector<int64_t> kept;                   // parameters that the program would donate but this launch must not
   std::vector<uint32_t> donated;               // parameters whose buffers end here
+  bool issues_at_once = false;
 };
 
 // Runs exactly once: in IssueLaunch, or later on a thread of the plugin; it must only post. `start` and `end` bound
 // the launch on its slowest device.
 using LaunchDone = std::function<void(absl::Status status, TimeNs start, TimeNs end)>;
+
+// Whether handing a launch of the program to the plugin takes microseconds and never blocks, so that a loop's thread may do
+// it. Plugins hand programs to threads of their own, except that the CPU plugin runs those of few operations in the caller:
+// then sizes must bound the time.
+bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform);
 
 // Hands the launch to the plugin and fills the output slots; on the dispatch thread whose turn it is. Input slots
 // must be filled, or have failed: then nothing is launched (peers of a half-launched program would hang), the outputs

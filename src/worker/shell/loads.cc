@@ -8,6 +8,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "compiler/envelope.h"
+#include "worker/shell/launcher.h"
 
 namespace landbridge {
 
@@ -71,7 +72,8 @@ void Loads::Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<Loade
   if (loaded.ok()) {
     LogDebug("loaded ", (*loaded)->info.name(), " as ", executable.ToString());
     if (wanted) {
-      loaded_[executable] = *std::move(loaded);
+      const bool issues_at_once = IssuesAtOnce((*loaded)->info, context_->io->client().platform_name());
+      loaded_[executable] = {*std::move(loaded), issues_at_once};
     } else {
       Destroy(*std::move(loaded));
     }
@@ -85,7 +87,7 @@ void Loads::Unload(ExecutableId executable) {
   if (auto it = loading_.find(executable); it != loading_.end()) it->second = false;
   auto it = loaded_.find(executable);
   if (it == loaded_.end()) return;
-  Destroy(std::move(it->second));
+  Destroy(std::move(it->second.program));
   loaded_.erase(it);
 }
 
@@ -93,13 +95,13 @@ void Loads::Destroy(std::shared_ptr<LoadedProgram> program) {
   context_->pool->Run([program = std::move(program)]() mutable { program.reset(); });
 }
 
-std::shared_ptr<LoadedProgram> Loads::Find(ExecutableId executable) const {
+const Loads::Loaded* Loads::Find(ExecutableId executable) const {
   auto it = loaded_.find(executable);
-  return it == loaded_.end() ? nullptr : it->second;
+  return it == loaded_.end() ? nullptr : &it->second;
 }
 
 void Loads::Clear() {
-  for (auto& [id, program] : loaded_) Destroy(std::move(program));
+  for (auto& [id, loaded] : loaded_) Destroy(std::move(loaded.program));
   loaded_.clear();
 }
 

@@ -15,12 +15,17 @@ namespace landbridge {
 // Thread-safety: the loop's thread only.
 class Loads {
  public:
+  struct Loaded {
+    std::shared_ptr<LoadedProgram> program;
+    bool issues_at_once = false;                // launcher.h
+  };
+
   Loads(ShellContext* context, Puller* puller) : context_(context), puller_(puller) {}
 
   // Answers the core's OnLoadDone.
   void Start(const LoadExecutable& load);
   void Unload(ExecutableId executable);  // also in the middle of a load
-  std::shared_ptr<LoadedProgram> Find(ExecutableId executable) const;  // null if it is not loaded
+  const Loaded* Find(ExecutableId executable) const;  // null if it is not loaded; valid until the next change
   size_t loaded() const { return loaded_.size(); }
   void Clear();
 
@@ -33,7 +38,7 @@ class Loads {
 
   ShellContext* const context_;
   Puller* const puller_;
-  absl::flat_hash_map<ExecutableId, std::shared_ptr<LoadedProgram>> loaded_;
+  absl::flat_hash_map<ExecutableId, Loaded> loaded_;
   absl::flat_hash_map<ExecutableId, bool> loading_;  // false: unloaded meanwhile
 };
 

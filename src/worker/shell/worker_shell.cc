@@ -87,24 +87,29 @@ void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*plac
     });
     return;
   }
+  const bool at_once = work->issues_at_once;
   std::vector<int> devices = work->devices;
-  context_->dispatcher->Enqueue(
-      std::move(devices), [this, context = context_, launch = std::move(launch), work = *std::move(work)]() mutable {
-        IssueLaunch(context->io->client(), std::move(work), *context->loop,
-                    [this, context, launch = std::move(launch)](absl::Status status, TimeNs start, TimeNs end) {
-                      context->PostLate([this, launch, status = std::move(status), start, end] {
-                        OnLaunchDone(*launch, status, start, end);
-                      });
-                    });
-      });
+  auto issue = [this, context = context_, launch = std::move(launch), work = *std::move(work)]() mutable {
+    IssueLaunch(context->io->client(), std::move(work), *context->loop,
+                [this, context, launch = std::move(launch)](absl::Status status, TimeNs start, TimeNs end) {
+                  context->PostLate([this, launch, status = std::move(status), start, end] {
+                    OnLaunchDone(*launch, status, start, end);
+                  });
+                });
+  };
+  if (at_once) {
+    context_->dispatcher->RunOrEnqueue(devices[0], std::move(issue));  // waking the device's thread would take longer
+  } else {
+    context_->dispatcher->Enqueue(std::move(devices), std::move(issue));
+  }
 }
 
 absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
   LaunchWork work;
-  work.program = loads_.Find(ExecutableId(launch.executable()));
-  if (work.program == nullptr) {
-    return absl::InternalError(absl::StrCat("program x", launch.executable(), " is not loaded"));
-  }
+  const Loads::Loaded* loaded = loads_.Find(ExecutableId(launch.executable()));
+  if (loaded == nullptr) return absl::InternalError(absl::StrCat("program x", launch.executable(), " is not loaded"));
+  work.program = loaded->program;
+  work.issues_at_once = loaded->issues_at_once;
   const ExecutableInfo& info = work.program->info;
   const std::string name = absl::StrCat("launch of ", info.name());
   if (launch.devices_size() != std::max(info.num_devices(), 1)) {

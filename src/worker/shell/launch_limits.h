@@ -1,0 +1,14 @@
+// Limits of how launches are issued.
+#pragma once
+
+#include <cstdint>
+
+namespace landbridge::limits {
+
+// The CPU plugin runs programs below 1,000 floating point operations inside the call that launches them; twice that is
+// surely beyond, also where its estimate before the last passes counts.
+constexpr double kCpuPluginThreadsFlops = 2000;
+constexpr int64_t kRunInPlaceBytesMax = 64 << 10;       // arguments, results and scratch of what may run on the loop's thread
+constexpr int kIssueInPlaceArgumentsMax = 64;           // more take longer than waking a thread
+
+}  // namespace landbridge::limits
