@@ -7,7 +7,8 @@ Virtual compute throughout (device time that is a timer), so that two cores can 
 result:
   chain        A -> B -> C ... over slices, as figure 7 of the Pathways paper: time of a chain of launches on alternating
                slices, per launch beyond its device time, parallel and sequential, in turns (ABAB) on two clusters
-  edge         how long after the end of A on one slice B starts on the other, for 4 KiB: (chain - device time) / edges
+  edge         how long after the end of A on one slice B starts on the other, for 4 KiB, beyond what it takes on one: the
+               same chain on one slice, in the same run, is subtracted
   ready        how long a ready launch C takes on a device whose older launch B waits for a remote input, beyond the same
                launch on an idle device
   flood        median time of single launches on one slice, alone and beside 5,000 small launches on another
@@ -37,22 +38,25 @@ CHAIN = PRELUDE + """
 us, length, rounds = 5000, 40, 12
 f = slow(us)
 x = jax.device_put(np.zeros(1024, np.float32), one)
-def chain():
+def chain(crossing):
     v = x
     for i in range(length):
         v = f(v)
-        v = jax.device_put(v, other if i % 2 == 0 else one)
+        if crossing:
+            v = jax.device_put(v, other if i % 2 == 0 else one)
     return v
-jax.block_until_ready(chain())
-samples = []
+jax.block_until_ready((chain(False), chain(True)))
+over = {False: [], True: []}  # microseconds per launch beyond its device time
 for _ in range(rounds):
-    start = time.perf_counter()
-    end = chain()
-    end.block_until_ready()
-    samples.append((time.perf_counter() - start) * 1e6)
-    assert float(end[0]) == length
-per_edge = [(s - us * length) / length for s in samples]
-print(json.dumps({"us_per_launch": us, "launches": length, "over_us_per_edge": quantiles(per_edge)}))
+    for crossing in over:
+        start = time.perf_counter()
+        end = chain(crossing)
+        end.block_until_ready()
+        over[crossing].append((time.perf_counter() - start) * 1e6 / length - us)
+        assert float(end[0]) == length
+edges = [two - alone for two, alone in zip(over[True], over[False])]
+print(json.dumps({"us_per_launch": us, "launches": length, "over_us_per_edge": quantiles(over[True]),
+                  "over_us_one_slice": quantiles(over[False]), "edge_us": quantiles(edges)}))
 """
 
 READY = PRELUDE + """
@@ -139,7 +143,8 @@ def main():
     median = lambda figure, mode, pick: statistics.median(pick(r) for r in collected[figure, mode])
     if "chain" in wanted:
         per_edge = {m: median("chain", m, lambda r: r["over_us_per_edge"]["p50"]) for m in ("parallel", "sequential")}
-        print(json.dumps({"summary": "chain", "over_us_per_edge": per_edge,
+        edge = {m: median("chain", m, lambda r: r["edge_us"]["p50"]) for m in ("parallel", "sequential")}
+        print(json.dumps({"summary": "chain", "over_us_per_edge": per_edge, "edge_us": edge,
                           "sequential_over_parallel": per_edge["sequential"] / per_edge["parallel"]}))
     if "ready" in wanted:
         print(json.dumps({"summary": "ready", "added_us": median("ready", "parallel", lambda r: r["added_us_p50"])}))

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import textwrap
 
+import psutil
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LANDBRIDGE = ROOT / "landbridge"
 
@@ -28,6 +30,13 @@ def chosen(parser, args, names):
 def plain_env():
     """The environment without what tells JAX where to run."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "PATHWAYS_", "XLA_FLAGS"))}
+
+
+def quietly(ask):
+    try:
+        return ask()
+    except psutil.Error:
+        return None
 
 
 class Cluster:
@@ -68,6 +77,11 @@ class Cluster:
 
     def proxy_bytes(self):
         return self.proxy()["tensor_bytes"]
+
+    def processes(self):
+        """Proxy and workers, as psutil shows them."""
+        ours = [p for p in psutil.process_iter() if self.state in " ".join(quietly(p.cmdline) or ())]
+        return [p for p in ours if quietly(p.name) in ("landbridge-proxy", "landbridge-server")]
 
     def close(self):
         subprocess.run([LANDBRIDGE, "down", "--state", self.state], capture_output=True, timeout=60)

@@ -5,12 +5,14 @@
 
 Virtual compute (device time that is a timer), real transfers between workers. One JSON line per result:
   pipeline   four stages, 2 ms forward and 4 ms backward (and 0.5/1 ms), activations of 4 MiB, submitted in GPipe's order
-             and as 1F1B: idle share of the stages in a step against (p-1)/(m+p-1), and the excess in points
+             and as 1F1B: idle share of the stages in a step against (p-1)/(m+p-1), and the excess in points; CPU time of
+             client and servers per step, and what it alone, spread over all cores, would make the step (`cpu_bound_s`)
   rl         sampler 200 ms +- 50 %, trainer 150 ms, weights of 256 MiB synchronised each step, batches of 64 MiB: time of a
              step against max(sampler, trainer), one thing at a time and one step off policy; bytes through the proxy
 """
 import argparse
 import json
+import os
 import statistics
 
 from local_cluster import ROOT, Cluster, add_only, chosen
@@ -21,7 +23,7 @@ import jax, jax.numpy as jnp, numpy as np, landbridge
 sys.path.insert(0, sys.argv[1])
 from pipeline_1f1b import schedule
 forward_us, micro_batches, order = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-stages, backward_us = 4, 2 * forward_us
+stages, backward_us, warm, steps = 4, 2 * forward_us, 5, 25
 where = [next(d for d in jax.devices() if d.slice_index == s) for s in range(stages)]
 forward = jax.jit(lambda x: landbridge.virtual_compute(x + 1, duration_us=forward_us))
 backward = jax.jit(lambda x, g: landbridge.virtual_compute(x + g, duration_us=backward_us))
@@ -42,18 +44,21 @@ def step():
             gs[s, m] = backward(xs.pop((s, m)), g)
     return [gs[0, m] for m in range(micro_batches)]
 
-jax.block_until_ready(step())
-samples = []
-for _ in range(5):
+for _ in range(warm):
+    jax.block_until_ready(step())
+samples, cpu = [], time.process_time()
+for _ in range(steps):
     start = time.perf_counter()
     out = jax.block_until_ready(step())
     samples.append(time.perf_counter() - start)
+cpu = time.process_time() - cpu
 for m, g in enumerate(out):
     assert float(g[0]) == (m + 4) + (m + 3) + (m + 2) + (m + 1) + m
 busy = micro_batches * (forward_us + backward_us) / 1e6
 idle = 1 - busy / sorted(samples)[len(samples) // 2]
 ideal = (stages - 1) / (micro_batches + stages - 1)
-print(json.dumps({"idle": idle, "ideal_idle": ideal, "excess_points": 100 * (idle - ideal), "step_s": sorted(samples)[2]}))
+print(json.dumps({"idle": idle, "ideal_idle": ideal, "excess_points": 100 * (idle - ideal),
+                  "step_s": sorted(samples)[steps // 2], "client_cpu_s": cpu / steps, "steps": steps + warm}))
 """
 
 RL = """
@@ -100,6 +105,22 @@ print(json.dumps({"apart_s": apart, "together_s": together, "best_s": best, "eff
 FIGURES = ("pipeline", "rl")
 
 
+def cpu_seconds(process):
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def with_cpu(cluster, run):
+    """The result of a script that measures steps; its servers' CPU time is told beside its own."""
+    servers = cluster.processes()
+    before = sum(map(cpu_seconds, servers))
+    result = run()
+    if "steps" not in result:
+        return result
+    per_step = (sum(map(cpu_seconds, servers)) - before) / result.pop("steps") + result.pop("client_cpu_s")
+    return {**result, "cpu_s": per_step, "cpu_bound_s": per_step / os.cpu_count()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -116,7 +137,8 @@ def main():
         for _ in range(args.rounds):
             for us in (2000, 500) if "pipeline" in wanted else ():
                 for order in ("gpipe", "1f1b"):
-                    note(f"pipeline_{order}_{us}us", cluster.run(PIPELINE, ROOT / "examples", us, 16, order))
+                    run = lambda: cluster.run(PIPELINE, ROOT / "examples", us, 16, order)
+                    note(f"pipeline_{order}_{us}us", with_cpu(cluster, run))
             if "rl" in wanted:
                 before = cluster.proxy_bytes()
                 result = cluster.run(RL)

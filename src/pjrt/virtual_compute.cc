@@ -1,13 +1,13 @@
 #include "pjrt/virtual_compute.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <queue>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,6 +43,9 @@ struct Job {
   }
 };
 
+// One thread at a time waits for the earliest job; when that is due it makes another one wait for the next and finishes the
+// job itself, so that nobody has to be woken between a job's time and its end.
+//
 // Thread-safety: all members from any thread. Never destroyed: its threads outlive main().
 class TimerPool {
  public:
@@ -54,66 +57,59 @@ class TimerPool {
   // A job too many fails at once, in this thread.
   void Add(std::unique_ptr<Job> job) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (pending_ >= limits::kVirtualComputePendingMax) {
+    if (timers_.size() >= limits::kVirtualComputePendingMax) {
       lock.unlock();
       job->completion.Complete(absl::ResourceExhaustedError(
           absl::StrCat("more than ", limits::kVirtualComputePendingMax, " virtual computations wait at one time")));
       return;
     }
-    if (!timer_started_) {
-      timer_started_ = true;
-      std::thread([this] { RunTimer(); }).detach();
-    }
-    ++pending_;
-    bool first = timers_.empty() || job->due < timers_.front()->due;
+    const bool first = timers_.empty() || job->due < timers_.front()->due;
     timers_.push_back(std::move(job));
     std::push_heap(timers_.begin(), timers_.end(), Later);
-    if (first) timer_wakes_.notify_one();
+    if (!watched_) {
+      WakeOrStartOne();
+    } else if (first) {
+      sooner_.notify_one();
+    }
   }
 
   int64_t pending() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<int64_t>(pending_);
+    return static_cast<int64_t>(timers_.size());
   }
 
  private:
   static bool Later(const std::unique_ptr<Job>& a, const std::unique_ptr<Job>& b) { return a->due > b->due; }
 
-  void RunTimer() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      if (timers_.empty()) {
-        timer_wakes_.wait(lock);
-        continue;
-      }
-      Clock::time_point due = timers_.front()->due;
-      if (Clock::now() < due) {
-        timer_wakes_.wait_until(lock, due);
-        continue;
-      }
-      std::pop_heap(timers_.begin(), timers_.end(), Later);
-      due_.push_back(std::move(timers_.back()));
-      timers_.pop_back();
-      if (due_.size() > idle_ && threads_ < limits::kVirtualComputeThreadsMax) {
-        ++threads_;
-        std::thread([this] { RunWorker(); }).detach();
-      } else {
-        worker_wakes_.notify_one();
-      }
+  // Somebody will look at the timers. (At the limit of threads those that finish jobs do, when they have.)
+  void WakeOrStartOne() {
+    if (starting_) return;
+    if (idle_ > 0) {
+      work_.notify_one();
+    } else if (threads_ < limits::kVirtualComputeThreadsMax) {
+      ++threads_;
+      starting_ = true;
+      std::thread([this] { Run(); }).detach();
     }
   }
 
-  void RunWorker() {
+  void Run() {
+    prctl(PR_SET_TIMERSLACK, 1);  // nanoseconds; by default timers may be 50 us late
     std::unique_lock<std::mutex> lock(mutex_);
+    starting_ = false;
     for (;;) {
-      while (due_.empty()) {
+      while (watched_ || timers_.empty()) {
         ++idle_;
-        worker_wakes_.wait(lock);
+        work_.wait(lock);
         --idle_;
       }
-      std::unique_ptr<Job> job = std::move(due_.front());
-      due_.pop_front();
-      --pending_;
+      watched_ = true;
+      while (Clock::now() < timers_.front()->due) sooner_.wait_until(lock, timers_.front()->due);
+      watched_ = false;
+      std::pop_heap(timers_.begin(), timers_.end(), Later);
+      std::unique_ptr<Job> job = std::move(timers_.back());
+      timers_.pop_back();
+      if (!timers_.empty()) WakeOrStartOne();
       lock.unlock();
       job->Finish();
       job.reset();
@@ -122,14 +118,13 @@ class TimerPool {
   }
 
   std::mutex mutex_;
-  std::condition_variable timer_wakes_;
-  std::condition_variable worker_wakes_;
+  std::condition_variable sooner_;             // for the one who watches: another job is the first now
+  std::condition_variable work_;               // for those who do not
   std::vector<std::unique_ptr<Job>> timers_;  // a heap, earliest first
-  std::deque<std::unique_ptr<Job>> due_;
-  size_t pending_ = 0;  // in timers_ and due_
+  bool watched_ = false;
+  bool starting_ = false;                      // a thread that will look at the timers
   size_t idle_ = 0;
   size_t threads_ = 0;
-  bool timer_started_ = false;
 };
 
 absl::Status Start(FfiCall& call) {

@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from conftest import fresh_cluster
-from test_scheduler import LONG_LEASE
 from test_spmd import mesh_of
 
 LEAVES = 5000
@@ -91,7 +90,7 @@ def test_a_sharded_program_is_one_node(cluster):
 
 @pytest.mark.timeout(600)
 def test_200_000_live_arrays_and_their_end():
-    with fresh_cluster(*LONG_LEASE, slices=1, devices=1) as c:
+    with fresh_cluster(slices=1, devices=1) as c:
         p = c.start("""
 import jax, jax.numpy as jnp, numpy as np, sys
 f = jax.jit(lambda x: [x + i for i in range(5000)])

@@ -28,8 +28,8 @@ class ControlSession {
   dataplane::DataPlane& data_plane() { return *data_plane_; }
   bool connected() const { return stream_.resumed(); }
 
-  // Ops up to it were applied: goes into ControlWelcome.
-  uint64_t applied_ops() const { return stream_.applied_ops(); }
+  // Ops up to it are here: goes into ControlWelcome.
+  uint64_t received_ops() const { return stream_.received_ops(); }
   // The proxy has come (back) and has applied reports up to `received`. An error: this is not our stream.
   absl::Status Resume(uint64_t received) { return stream_.Resume(received); }
   void OnBroken() { stream_.OnBroken(); }
@@ -37,6 +37,7 @@ class ControlSession {
   absl::Status OnFrame(absl::string_view payload) {
     return stream_.OnFrame(payload, shell_.core(), context_->Now());
   }
+  void ApplyMore() { stream_.ApplyMore(shell_.core(), context_->Now()); }
 
   // Sends what has been reported since the last call; once per turn of the loop. True: progress that nobody waits for
   // was put off; it leaves with the next frame, or with Flush(late = true).

@@ -1,12 +1,27 @@
 #include "worker/shell/holder_stream.h"
 
+#include <limits>
 #include <utility>
 
 #include "base/limits.h"
 #include "base/status.h"
 #include "cluster/control_frames.h"
+#include "worker/shell/launch_limits.h"
 
 namespace landbridge {
+namespace {
+
+// In buffers that come or go, roughly.
+int64_t Work(const WorkerOp& op) {
+  switch (op.op_case()) {
+    case WorkerOp::kDelete: return 1 + op.delete_().arrays_size() + op.delete_().shards_size();
+    case WorkerOp::kUnpublish: return 1 + op.unpublish().transfers_size();
+    case WorkerOp::kLaunch: return 1 + op.launch().outputs_size();
+    default: return 1;
+  }
+}
+
+}  // namespace
 
 absl::Status HolderStream::Resume(uint64_t received) {
   sender_.OnDisconnect();
@@ -28,8 +43,23 @@ absl::Status HolderStream::OnFrame(absl::string_view payload, WorkerCore& core, 
   }
   LB_ASSIGN_OR_RETURN(size_t skip,
                       receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()), payload.size()));
-  for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) core.OnOp(std::move(*frame.mutable_ops(i)), now);
+  for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) waiting_.push_back(std::move(*frame.mutable_ops(i)));
+  if (!asked_again_) ApplyMore(core, now);
   return absl::OkStatus();
+}
+
+void HolderStream::ApplyMore(WorkerCore& core, TimeNs now) {
+  asked_again_ = false;
+  int64_t room = callbacks_.left_over ? limits::kOpsPerTurn : std::numeric_limits<int64_t>::max();
+  while (!waiting_.empty() && room > 0) {
+    WorkerOp op = std::move(waiting_.front());
+    waiting_.pop_front();
+    room -= Work(op);
+    core.OnOp(std::move(op), now);
+  }
+  if (waiting_.empty()) return;
+  asked_again_ = true;
+  callbacks_.left_over();
 }
 
 void HolderStream::Queue(const WorkerReport& report) {
@@ -51,7 +81,7 @@ bool HolderStream::Flush(WorkerCore& core, bool late) {
   while (sender_.HasUnsent() || (sender_.resumed() && receiver_.ack_due())) {
     StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
     receiver_.AckMade();
-    if (!callbacks_.send(JoinControlFrame(batch.first, receiver_.applied(), kControlFrameReports, batch.messages, ""))) {
+    if (!callbacks_.send(JoinControlFrame(batch.first, acknowledged(), kControlFrameReports, batch.messages, ""))) {
       sender_.OnDisconnect();
     }
   }
@@ -64,7 +94,7 @@ void HolderStream::SendHeartbeat(Heartbeat heartbeat, TimeNs now) {
   heartbeat.set_sent_ns(now);
   heartbeat.set_echo_ns(peer_sent_ns_);
   receiver_.AckMade();
-  callbacks_.send(JoinControlFrame(0, receiver_.applied(), kControlFrameReports, {}, heartbeat.SerializeAsString()));
+  callbacks_.send(JoinControlFrame(0, acknowledged(), kControlFrameReports, {}, heartbeat.SerializeAsString()));
 }
 
 void HolderStream::Fence() {
@@ -72,6 +102,7 @@ void HolderStream::Fence() {
   sender_.Fence();
   receiver_.Fence();
   parked_.clear();
+  waiting_.clear();
 }
 
 }  // namespace landbridge

@@ -1,4 +1,4 @@
-// Limits of how launches are issued.
+// Limits of how ops are taken and launches are issued.
 #pragma once
 
 #include <cstdint>
@@ -10,5 +10,7 @@ namespace landbridge::limits {
 constexpr double kCpuPluginThreadsFlops = 2000;
 constexpr int64_t kRunInPlaceBytesMax = 64 << 10;       // arguments, results and scratch of what may run on the loop's thread
 constexpr int kIssueInPlaceArgumentsMax = 64;           // more take longer than waking a thread
+
+constexpr int64_t kOpsPerTurn = 2048;                   // buffers that ops make or delete between two looks at heartbeats
 
 }  // namespace landbridge::limits

@@ -185,6 +185,14 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
   callbacks.on_heartbeat = [this, stream](int64_t echo_ns) { return agent_->OnHolderHeartbeat(stream.grant, echo_ns); };
+  callbacks.left_over = [this, stream] {
+    loop_->Post([this, stream] {
+      ControlSession* behind = FindSession(stream);
+      if (behind == nullptr) return;
+      behind->ApplyMore();
+      WakeUp();
+    });
+  };
   dataplane::DataPlaneOptions plane;
   plane.self = LifeUnder(stream.grant, incarnation_);
   plane.token = dataplane::TokenFromSecret(options_.cluster_secret);
@@ -210,7 +218,7 @@ uint64_t WorkerProcess::OnStreamResumed(const ControlStreamId& stream, uint64_t 
     LogInfo("control stream of ", stream.grant.ToString(), " from proxy ", stream.holder.ToString(), " is up");
   }
   WakeUp();  // the welcome goes first
-  return session.applied_ops();
+  return session.received_ops();
 }
 
 // ---------------------------------------------------------------- leases and time
@@ -258,7 +266,7 @@ void WorkerProcess::OnTick() {
   }
   uint64_t ops = 0;
   for (auto& [slice, session] : sessions_) {
-    ops += session->applied_ops();
+    ops += session->received_ops();
     if (!session->Idle()) ++busy_ticks_;
   }
   trimmer_.Tick(ops + busy_ticks_, now);

@@ -106,10 +106,10 @@ void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*plac
 
 absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
   LaunchWork work;
-  const Loads::Loaded* loaded = loads_.Find(ExecutableId(launch.executable()));
-  if (loaded == nullptr) return absl::InternalError(absl::StrCat("program x", launch.executable(), " is not loaded"));
-  work.program = loaded->program;
-  work.issues_at_once = loaded->issues_at_once;
+  const Loads::Loaded* program = loads_.Find(ExecutableId(launch.executable()));
+  if (program == nullptr) return absl::InternalError(absl::StrCat("program x", launch.executable(), " is not loaded"));
+  work.program = program->program;
+  work.issues_at_once = program->issues_at_once;
   const ExecutableInfo& info = work.program->info;
   const std::string name = absl::StrCat("launch of ", info.name());
   if (launch.devices_size() != std::max(info.num_devices(), 1)) {

@@ -129,7 +129,7 @@ uint64_t SimulatedWorker::OnStreamResumed(const ControlStreamId& stream, uint64_
     LogError("control stream of ", stream.grant.ToString(), " at ", name_, " cannot resume: ", status.message());
   }
   wake_();  // the welcome goes first
-  return session.stream->applied_ops();
+  return session.stream->received_ops();
 }
 
 // ---------------------------------------------------------------- leases and time
