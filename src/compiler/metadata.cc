@@ -140,6 +140,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   }
   info.set_has_side_effects(facts.has_side_effects);
   info.set_has_loops(facts.has_loops);
+  info.set_flops_at_least(facts.flops_at_least);
   for (const std::string& opcode : facts.collectives) info.add_collectives(opcode);
   info.set_has_collectives(!facts.collectives.empty());
   info.set_flops_per_device(facts.dot_flops);

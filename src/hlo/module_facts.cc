@@ -1,6 +1,7 @@
 #include "hlo/module_facts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -55,6 +56,15 @@ double DotFlops(const xla::HloInstructionProto& dot,
     if (dim >= 0 && dim < shape.dimensions_size()) flops *= static_cast<double>(shape.dimensions(static_cast<int>(dim)));
   }
   return flops;
+}
+
+// XLA counts one operation per element for these, whatever else it counts.
+double ElementwiseFlops(const xla::HloInstructionProto& instruction) {
+  constexpr absl::string_view kCounted[] = {"add", "subtract", "multiply", "divide", "maximum", "minimum"};
+  if (std::find(std::begin(kCounted), std::end(kCounted), instruction.opcode()) == std::end(kCounted)) return 0;
+  double elements = 1;
+  for (int64_t dim : instruction.shape().dimensions()) elements *= static_cast<double>(dim);
+  return elements;
 }
 
 bool ActsOutside(const xla::HloInstructionProto& instruction) {
@@ -147,6 +157,7 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module) {
 
   std::set<std::string> targets;
   std::set<std::string> collectives;
+  bool has_branches = false;  // XLA counts one of them
   for (const xla::HloComputationProto& computation : module.computations()) {
     absl::flat_hash_map<int64_t, const xla::HloInstructionProto*> by_id;
     by_id.reserve(static_cast<size_t>(computation.instructions_size()));
@@ -155,10 +166,13 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module) {
       if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
       if (ActsOutside(instruction)) facts.has_side_effects = true;
       if (instruction.opcode() == "while") facts.has_loops = true;
+      if (instruction.opcode() == "conditional") has_branches = true;
+      facts.flops_at_least += ElementwiseFlops(instruction);
       if (IsCollective(instruction.opcode())) collectives.insert(instruction.opcode());
       if (instruction.opcode() == "dot") facts.dot_flops += DotFlops(instruction, by_id);
     }
   }
+  facts.flops_at_least = has_branches ? 0 : facts.flops_at_least + facts.dot_flops;
   facts.custom_call_targets.assign(targets.begin(), targets.end());
   facts.collectives.assign(collectives.begin(), collectives.end());
   return facts;

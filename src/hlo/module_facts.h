@@ -29,6 +29,7 @@ struct ModuleFacts {
   bool has_side_effects = false;                 // custom calls that say so, infeed, outfeed, send, recv
   bool has_loops = false;
   std::vector<std::string> collectives;          // opcodes, sorted, distinct; partition-id and replica-id are none
+  double flops_at_least = 0;                     // XLA's own count of the program is not less
   double dot_flops = 0;                          // multiply and add count as 2; bodies of loops count once
 };
 

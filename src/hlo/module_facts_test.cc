@@ -92,6 +92,18 @@ TEST(ModuleFacts, FindsLoops) {
   EXPECT_TRUE(facts->has_loops);
 }
 
+TEST(ModuleFacts, CountsWhatXlaSurelyCounts) {
+  xla::HloModuleProto module = Module();
+  Add(module.mutable_computations(0), 4, "add", {7, 100});
+  Add(module.mutable_computations(1), 17, "maximum");
+  Add(module.mutable_computations(1), 18, "broadcast", {1 << 20});
+  auto facts = ReadModule(module);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(facts->flops_at_least, 700 + 1 + facts->dot_flops);
+  Add(module.mutable_computations(1), 19, "conditional", {7, 100});
+  EXPECT_EQ(ReadModule(module)->flops_at_least, 0);
+}
+
 TEST(ModuleFacts, ReadsBytesOfBothMessages) {
   xla::HloModuleProtoWithConfig with_config;
   *with_config.mutable_hlo_module() = Module();

@@ -19,6 +19,7 @@ Sequencer::Options SequencerOptions(const WorkerLimits& limits) {
   Sequencer::Options options;
   options.placed_launches_max = std::max(1, limits.placed_launches_max);
   options.placed_run_time = limits::kPlacedRunTime;
+  options.placed_pair_run_time = 2 * limits::kPlacedRunTime;
   options.placed_while_unknown = limits::kPlacedWhileUnknown;
   options.age_limit = limits::kLaunchAgeMax;
   return options;

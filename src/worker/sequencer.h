@@ -68,6 +68,7 @@ class Sequencer {
   struct Options {
     int placed_launches_max = 16;      // K's upper bound, per device
     DurationNs placed_run_time = 0;    // K launches are worth this much estimated run time
+    DurationNs placed_pair_run_time = 0;   // behind one that is shorter than this another one is placed
     int placed_while_unknown = 2;
     // When others went past the policy's first choice for so long, because it lacked room, its devices are kept free for
     // it: else a gang might never find room on all its devices at once. 0: never.

@@ -92,6 +92,19 @@ TEST(SequencerTest, LaunchesWorthFiveMilliseconds) {
   EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1, 2, 3, 4, 5));
 }
 
+// However its estimate wavers, a device with launches of some milliseconds has the next one at hand.
+TEST(SequencerTest, TwoOfSomeMilliseconds) {
+  Sequencer::Options options = Options();
+  options.placed_pair_run_time = 10 * kMillisecond;
+  Sequencer sequencer(options, MakeClientOrderPolicy(), 1);
+  for (uint64_t t = 1; t <= 3; ++t) {
+    sequencer.AddCandidate(Make(t, {0}, 10 * kMillisecond - 1));
+    sequencer.AddCandidate(Make(10 + t, {1}, 10 * kMillisecond));
+    sequencer.AddCandidate(Make(20 + t, {2}, 2500 * kMicrosecond));
+  }
+  EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1, 2, 11, 21, 22));
+}
+
 TEST(SequencerTest, AtLeastOneAtMostSixteen) {
   Sequencer sequencer(Options(), MakeClientOrderPolicy(), 1);
   for (uint64_t t = 1; t <= 40; ++t) {

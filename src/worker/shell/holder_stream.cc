@@ -6,7 +6,7 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "cluster/control_frames.h"
-#include "worker/shell/launch_limits.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {

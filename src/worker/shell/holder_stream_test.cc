@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/core_test_util.h"
-#include "worker/shell/launch_limits.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {

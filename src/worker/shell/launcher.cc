@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
-#include "worker/shell/launch_limits.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {
@@ -51,8 +51,7 @@ class Completion {
 
 bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
   if (platform != "cpu" || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax) return false;
-  const auto flops = info.cost().properties().find("flops");
-  if (flops != info.cost().properties().end() && flops->second >= limits::kCpuPluginThreadsFlops) return true;
+  if (info.flops_at_least() >= limits::kCpuPluginThreadsFlops) return true;
   if (info.has_loops() || info.custom_call_targets_size() > 0) return false;
   int64_t bytes = info.temp_bytes_per_device();
   for (const auto* tensors : {&info.parameters(), &info.outputs()}) {

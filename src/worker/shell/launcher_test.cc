@@ -1,7 +1,7 @@
 #include "worker/shell/launcher.h"
 
 #include "gtest/gtest.h"
-#include "worker/shell/launch_limits.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {
@@ -11,7 +11,7 @@ ExecutableInfo Info(int64_t bytes, double flops = 0) {
   info.set_num_devices(1);
   info.add_parameters()->set_device_bytes(bytes / 2);
   info.add_outputs()->set_device_bytes(bytes - bytes / 2);
-  (*info.mutable_cost()->mutable_properties())["flops"] = flops;
+  info.set_flops_at_least(flops);
   return info;
 }
 
@@ -23,9 +23,6 @@ TEST(IssuesAtOnce, SmallProgramsRunInPlace) {
   scratch.set_temp_bytes_per_device(1);
   EXPECT_FALSE(IssuesAtOnce(scratch, "cpu"));
   EXPECT_FALSE(IssuesAtOnce(Info(8), "cuda"));
-  ExecutableInfo no_cost = Info(8);
-  no_cost.clear_cost();
-  EXPECT_TRUE(IssuesAtOnce(no_cost, "cpu"));
 }
 
 // However small, these can run for long, and the CPU plugin might do that in the thread that launches them.
