@@ -16,7 +16,7 @@ def run(code, **env):
     """A child process's output; its environment holds none of ours that matter here."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "LANDBRIDGE", "PATHWAYS_"))}
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env={**keep, **env}, capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=240)
 
 
 def test_targets():
@@ -65,7 +65,7 @@ def test_dead_address_fails_within_its_time():
             jax.devices()
         except RuntimeError as error:
             assert "cannot reach a Landbridge proxy at grpc://127.0.0.1:1" in str(error), error
-            assert time.monotonic() - t < 20
+            assert time.monotonic() - t < 60
             print("ok")
         """, JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET="grpc://127.0.0.1:1", PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS="2")
     assert done.stdout == "ok\n", done.stderr
@@ -282,7 +282,7 @@ def test_waiting_is_said_aloud(monkeypatch, caplog):
     stock = connecting.logger.warning
     monkeypatch.setattr(connecting.logger, "warning", lambda *args: (stock(*args), said.set()))
     with connecting.said_aloud("grpc://127.0.0.1:1", 120):
-        assert said.wait(20)
+        assert said.wait(120)
     assert ("waiting for a Landbridge proxy at grpc://127.0.0.1:1 (nothing listens there (connection refused)); "
             "gives up after 120 s") in caplog.text
 

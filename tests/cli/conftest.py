@@ -88,7 +88,7 @@ class Tool:
 
     def __call__(self, *args, **extra):
         return subprocess.run([self.folder / "landbridge", *map(str, args)], env=self.environment(**extra),
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, text=True, timeout=240)
 
     def start(self, *args, **extra):
         return subprocess.Popen([self.folder / "landbridge", *map(str, args)], env=self.environment(**extra),

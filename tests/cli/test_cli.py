@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 
-def until(condition, what, seconds=20):
+def until(condition, what, seconds=90):
     """Waits for a condition that another process brings about; fails with its name after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -72,9 +72,8 @@ def test_a_command_that_does_not_exist(tool):
 
 @pytest.mark.parametrize("arg, name", [("--worker-arg", "worker-0-0"), ("--proxy-arg", "proxy"), ("--rm-arg", "resource-manager")])
 def test_a_server_that_dies_at_start_is_named_with_its_log(tool, arg, name):
-    started = time.monotonic()
-    done = tool("up", "--state", tool.state, f"{arg}=--die=1")
-    assert done.returncode == 1 and time.monotonic() - started < 10
+    done = tool("up", "--state", tool.state, "--start-timeout", 3600, f"{arg}=--die=1")    # it does not wait for that
+    assert done.returncode == 1
     assert f"{name} exited with code 3 before it was ready" in done.stderr
     assert f"{tool.state}/logs/{name}.log" in done.stderr and "the plugin does not load" in done.stderr
     assert not tool.processes() and not (tool.state / "cluster.json").exists()
@@ -206,7 +205,7 @@ def test_a_crash_under_run_ends_the_command_and_says_why(tool, name, index):
     run = tool.start("run", "--state", tool.state, "--", "sleep", "1000")
     until((tool.state / "cluster.json").exists, "a running cluster")
     os.kill(tool.described()["processes"][index]["pid"], signal.SIGSEGV)
-    _, errors = run.communicate(timeout=20)
+    _, errors = run.communicate(timeout=120)
     assert run.returncode == 70
     assert f"{name} was killed by signal 11" in errors and f"logs/{name}.log" in errors
     assert not tool.processes()
@@ -228,7 +227,7 @@ def test_ctrl_c_is_the_commands_business(tool):
     run = tool.start("run", "-q", "--", "python3", "-c", INTERRUPTED)
     assert run.stdout.readline() == "ready\n"
     run.send_signal(signal.SIGINT)
-    output, _ = run.communicate(timeout=20)
+    output, _ = run.communicate(timeout=120)
     assert output == "interrupted\n" and run.returncode == 5
     assert not tool.processes()
 
@@ -264,7 +263,7 @@ def test_sigterm_ends_the_command_too(tool):
     run = tool.start("run", "-q", "--", "sh", "-c", "echo ready; exec sleep 1000")
     assert run.stdout.readline() == "ready\n"
     run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=20)
+    run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGTERM
     assert not tool.processes()
 
@@ -298,6 +297,6 @@ def test_interrupted_up_leaves_nothing(tool):
     up = tool.start("up", "--state", tool.state, "--worker-arg=--hang=1")
     until(lambda: len(tool.processes()) >= 4, "a starting cluster")
     up.send_signal(signal.SIGINT)
-    _, errors = up.communicate(timeout=20)
+    _, errors = up.communicate(timeout=120)
     assert up.returncode == 1 and "interrupted" in errors
     assert not tool.processes()

@@ -28,9 +28,10 @@ def crc32c(data):
 
 
 class Daemon:
-    """One daemon. A connection that only asks is closed by it after some seconds, so it is made anew before."""
+    """One daemon. A connection that only asks is closed by it after some seconds, so it is made anew before; a process
+    that was held up for so long finds it closed and asks again."""
 
-    def __init__(self, address, timeout=20):
+    def __init__(self, address, timeout=60):
         self.address = address
         self.timeout = timeout
         self.socket = None
@@ -52,23 +53,31 @@ class Daemon:
         data = b""
         while len(data) < count:
             more = self.socket.recv(count - len(data))
-            assert more, "the daemon closed the connection"
+            if not more:
+                raise ConnectionError("the daemon closed the connection")
             data += more
         return data
 
     def ask(self, what="status", **more):
         """The answer to {"what": what}."""
-        self._connect()
         payload = json.dumps({"what": what, **more}).encode()
-        self.socket.sendall(struct.pack("<IIII", MAGIC, len(payload), crc32c(payload), ADMIN_REQUEST) + payload)
-        magic, length, _, kind = struct.unpack("<IIII", self._read(16))
-        assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
-        answer = json.loads(self._read(length))
+        try:
+            answer = self._exchange(payload)
+        except ConnectionError:
+            self.close()
+            answer = self._exchange(payload)
         assert answer["ok"], answer
         return answer["answer"]
 
+    def _exchange(self, payload):
+        self._connect()
+        self.socket.sendall(struct.pack("<IIII", MAGIC, len(payload), crc32c(payload), ADMIN_REQUEST) + payload)
+        magic, length, _, kind = struct.unpack("<IIII", self._read(16))
+        assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
+        return json.loads(self._read(length))
 
-def ask(address, what="status", timeout=20, **more):
+
+def ask(address, what="status", timeout=60, **more):
     """One question. `address`: host:port."""
     daemon = Daemon(address, timeout)
     try:
@@ -81,6 +90,7 @@ class Links:
     """Bytes that the workers of a cluster pulled from each other (and from the proxy), and what their devices hold."""
 
     def __init__(self, cluster):
+        self.cluster = cluster
         info = cluster.status()["processes"]
         self.workers = [Daemon(p["address"]) for p in info if p["name"].startswith("worker")]
         self.names = {}  # what a worker is called by its peers: another life for every grant

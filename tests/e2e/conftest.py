@@ -3,12 +3,16 @@
 One cluster of two slices with four CPU devices each serves most tests, in this very process: the
 environment is set here, before anything imports jax. Tests that break things start clusters of their own
 through `fresh_cluster` and drive them with scripts in child processes, as a user would.
+
+With pytest-xdist (`-n 2`, as `make test` does) each of its processes has a cluster of its own. Deadlines are for hanging
+only: they are so long that no busy machine reaches them.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +22,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LANDBRIDGE = ROOT / "landbridge"
+
+# A process that a test stops for a while keeps its lease.
+LONG_LEASE = [f"--{role}-arg=--lease_ms=120000" for role in ("proxy", "worker", "rm")]
 
 
 class Cluster:
@@ -34,7 +41,7 @@ class Cluster:
         env.update(
             JAX_PLATFORMS="proxy",
             JAX_BACKEND_TARGET=self.address,
-            PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS="20",
+            PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS="60",
             PYTHONUNBUFFERED="1",
         )
         env.update(extra)
@@ -51,7 +58,7 @@ class Cluster:
 
     def status(self):
         out = subprocess.run(
-            [LANDBRIDGE, "status", "--json", "--state", self.state], capture_output=True, text=True, timeout=30
+            [LANDBRIDGE, "status", "--json", "--state", self.state], capture_output=True, text=True, timeout=120
         )
         assert out.returncode == 0, out.stderr + out.stdout
         return json.loads(out.stdout)
@@ -61,7 +68,7 @@ class Cluster:
         self.processes = {p["name"]: p for p in self.status()["processes"]}
         return self.processes
 
-    def script(self, code, timeout=120, check=True, **env):
+    def script(self, code, timeout=240, check=True, **env):
         """Runs `code` as a user's script against the cluster; returns the finished process."""
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
@@ -86,7 +93,7 @@ def up(*args, slices=2, devices=4, workers=1):
     done = subprocess.run(
         [LANDBRIDGE, "up", "--json", "--state", state, "--slices", str(slices), "--workers-per-slice", str(workers),
          "--devices-per-worker", str(devices), *args],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=180,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return Cluster(state, json.loads(done.stdout))
@@ -118,7 +125,10 @@ _shared = None
 
 def pytest_configure(config):
     global _shared
-    if config.option.collectonly or _shared is not None:
+    # Shells start what runs in the background with SIGINT ignored, and that is inherited: clients would not hear Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    divides_tests = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
+    if config.option.collectonly or divides_tests or _shared is not None:
         return
     _shared = up()
     os.environ.update(

@@ -1,8 +1,10 @@
 """Servers started by hand, in any order, as any launcher would: without `landbridge up`."""
 
 import contextlib
+import itertools
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -17,20 +19,45 @@ from conftest import ROOT
 BIN = ROOT / "build" / "release" / "bin"
 
 
-def until(condition, what, seconds=30):
+def until(condition, what, seconds=90):
     """Waits for something that another process brings about; fails with its name."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.001
     while not (value := condition()):
         assert time.monotonic() < deadline, f"never: {what() if callable(what) else what}"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     return value
 
 
+def alone(cluster):
+    """Waits until this process is the only client of the cluster: what clients that have ended held is gone then."""
+    import jax
+
+    jax.devices()
+    until(lambda: cluster.status()["proxy"]["counts"]["sessions"] == 1, "this process as the only client")
+
+
+def _candidates():
+    """Ports below those that the kernel hands out by itself; processes of pytest-xdist take turns with them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = range(12_000 + int(worker), 30_000, workers)
+    start = random.randrange(len(mine))     # beside another run of the tests on the same machine
+    for i in itertools.count(start):
+        yield mine[i % len(mine)]
+
+
+_ports = _candidates()
+
+
 def free_port():
-    """A port that nobody listens on now (and that the kernel does not give away again soon)."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody listens on, and that nobody is given who asks for any free one."""
+    while True:
+        port = next(_ports)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
@@ -44,7 +71,7 @@ class Server:
     def log(self):
         return self.log_path.read_text()
 
-    def says(self, pattern, seconds=30):
+    def says(self, pattern, seconds=90):
         """Waits for a log line (a regular expression) and returns the match; fails when the process ends without it."""
         def look():
             found = re.search(pattern, self.log())
@@ -54,7 +81,7 @@ class Server:
             return found
         return until(look, lambda: f"{pattern!r} in the log of {self.name}:\n{self.log()}", seconds)
 
-    def exit_code(self, seconds=30):
+    def exit_code(self, seconds=90):
         return self.process.wait(timeout=seconds)
 
     def stop(self):
@@ -62,7 +89,7 @@ class Server:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
             return True
         except subprocess.TimeoutExpired:
             self.kill()
@@ -125,7 +152,7 @@ class ByHand:
         return int(text.strip().rpartition(":")[2])
 
 
-def client_env(target, timeout=30, **extra):
+def client_env(target, timeout=60, **extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "XLA_", "LANDBRIDGE_"))}
     env.update(JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=target, PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS=str(timeout),
                PYTHONUNBUFFERED="1")
@@ -139,13 +166,13 @@ print("sum", float(jax.jit(lambda v: v + 1)(np.arange(4.0)).sum()), "on", len(ja
 """
 
 
-def client(target, code=HELLO, timeout=30, **env):
+def client(target, code=HELLO, timeout=60, **env):
     """A user's script in a process of its own."""
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=client_env(target, timeout, **env),
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run_client(target, code=HELLO, timeout=30, seconds=90, **env):
+def run_client(target, code=HELLO, timeout=60, seconds=180, **env):
     """(exit code, standard output, standard error) of the script."""
     process = client(target, code, timeout, **env)
     out, err = process.communicate(timeout=seconds)

@@ -117,5 +117,5 @@ print("done", flush=True)
         assert p.stdout.readline() == "ready\n"
         os.kill(c.pid(second), signal.SIGKILL)
         p.stdin.write("\n")
-        out, err = p.communicate(timeout=60)
+        out, err = p.communicate(timeout=240)
         assert out == "done\n", err

@@ -183,20 +183,20 @@ def test_the_option_turns_it_off(cluster, plain):
 
 
 CASES = {
-    "P(x) to P()": (KINDS["rows"](FIRST), KINDS["replicated"](FIRST)),
-    "P(x) to P(None, x)": (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(FIRST), ("x",)), P(None, "x"))),
-    "four to one": (KINDS["rows"](FIRST), SingleDeviceSharding(SECOND[1])),
-    "four to two": (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(SECOND[:2]), ("x",)), P("x"))),
-    "one to mesh": (SingleDeviceSharding(FIRST[0]), KINDS["two axes"](SECOND)),
-    "other devices": (KINDS["two axes"](FIRST), KINDS["permuted"](SECOND)),
-    "other order over both slices": (KINDS["rows"](FIRST + SECOND), KINDS["rows"](SECOND + FIRST)),
-    "replicated to replicated": (KINDS["replicated"](FIRST), KINDS["replicated"](SECOND)),
+    "P(x) to P()": lambda: (KINDS["rows"](FIRST), KINDS["replicated"](FIRST)),
+    "P(x) to P(None, x)": lambda: (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(FIRST), ("x",)), P(None, "x"))),
+    "four to one": lambda: (KINDS["rows"](FIRST), SingleDeviceSharding(SECOND[1])),
+    "four to two": lambda: (KINDS["rows"](FIRST), NamedSharding(Mesh(np.array(SECOND[:2]), ("x",)), P("x"))),
+    "one to mesh": lambda: (SingleDeviceSharding(FIRST[0]), KINDS["two axes"](SECOND)),
+    "other devices": lambda: (KINDS["two axes"](FIRST), KINDS["permuted"](SECOND)),
+    "other order over both slices": lambda: (KINDS["rows"](FIRST + SECOND), KINDS["rows"](SECOND + FIRST)),
+    "replicated to replicated": lambda: (KINDS["replicated"](FIRST), KINDS["replicated"](SECOND)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_byte_goes_through_the_proxy(cluster, name):
-    source, target = CASES[name]
+    source, target = CASES[name]()
     x = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     a = jax.device_put(x, source)
     jax.block_until_ready(a)

@@ -1,5 +1,6 @@
 """The examples give the same numbers through Landbridge and on plain JAX."""
 
+import functools
 import json
 import os
 import pathlib
@@ -17,29 +18,41 @@ def plain_env():
     return env
 
 
-def run(name, env, *args):
-    done = subprocess.run([sys.executable, ROOT / "examples" / name, "--json", *args], env=env, capture_output=True,
-                          text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+STEPS = ("--steps", "3", "--micro-batches", "6")
+
+
+@pytest.fixture(scope="module")
+def both(cluster):
+    """What an example says through Landbridge and on plain JAX."""
+    @functools.cache
+    def run(name, *args):
+        processes = [subprocess.Popen([sys.executable, ROOT / "examples" / name, "--json", *args], env=env, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                     for env in (cluster.env(), plain_env())]
+        found = []
+        for process in processes:
+            out, err = process.communicate(timeout=500)
+            assert process.returncode == 0, out[-3000:] + err[-6000:]
+            found.append(json.loads(out.strip().splitlines()[-1]))
+        return found
+    return run
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name, key, args", [
-    ("pipeline_gpipe.py", "losses", ("--steps", "3", "--micro-batches", "6")),
-    ("pipeline_1f1b.py", "losses", ("--steps", "3", "--micro-batches", "6")),
+    ("pipeline_gpipe.py", "losses", STEPS),
+    ("pipeline_1f1b.py", "losses", STEPS),
     ("rl_loop.py", "rewards", ("--steps", "6")),
 ])
-def test_same_numbers_as_plain_jax(cluster, name, key, args):
-    ours, plain = run(name, cluster.env(), *args), run(name, plain_env(), *args)
+def test_same_numbers_as_plain_jax(both, name, key, args):
+    ours, plain = both(name, *args)
     assert len(ours[key]) == len(plain[key]) >= 3
     for a, b in zip(ours[key], plain[key]):
         assert abs(a - b) <= 1e-5 * max(abs(b), 1e-3), (ours[key], plain[key])
 
 
 @pytest.mark.timeout(600)
-def test_both_schedules_compute_the_same(cluster):
-    args = ("--steps", "3", "--micro-batches", "6")
-    gpipe, one_f = (run(f"pipeline_{name}.py", cluster.env(), *args)["losses"] for name in ("gpipe", "1f1b"))
+def test_both_schedules_compute_the_same(both):
+    gpipe, one_f = (both(f"pipeline_{name}.py", *STEPS)[0]["losses"] for name in ("gpipe", "1f1b"))
     assert gpipe == one_f
     assert gpipe[-1] < gpipe[0]

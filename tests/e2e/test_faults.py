@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from admin import ask
 from conftest import fresh_cluster
+from servers import until
 
 PRELUDE = """
 import os, signal, sys, time
@@ -41,10 +41,15 @@ def go(process):
     process.stdin.flush()
 
 
-def finish(process, timeout=90):
+def finish(process, timeout=240):
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, f"exit {process.returncode}\n{out[-3000:]}\n{err[-6000:]}"
     return out
+
+
+def serves(cluster, name):
+    """The grants that a worker serves now."""
+    return [grant["grant"] for grant in ask(cluster.processes[name]["address"])["grants"]]
 
 
 def test_killed_worker_is_data_loss_there_only(own_cluster):
@@ -62,7 +67,7 @@ print("done", flush=True)
 """)
     wait_ready(p)
     os.kill(own_cluster.pid("worker-0-0"), signal.SIGKILL)
-    time.sleep(0.5)
+    until(lambda: own_cluster.status()["proxy"]["workers_lost"] == 1, "the loss")
     go(p)
     assert "done" in finish(p)
 
@@ -75,13 +80,16 @@ y = put(np.ones((8, 4), np.float32), 1)
 jax.block_until_ready((big, y))
 to_1 = NamedSharding(mesh(1), P("x"))
 add = jax.jit(lambda v, i: v + i)
+import itertools, threading
+begun = threading.Barrier(3)      # each has done it once and goes on
 def read():
-    for i in range(1000):
+    for i in itertools.count():
         np.asarray(add(big, i))
+        if i == 0: begun.wait()
 def move():
-    for i in range(1000):
+    for i in itertools.count():
         jax.device_put(add(big, i), to_1).block_until_ready()
-import threading
+        if i == 0: begun.wait()
 texts = {}
 def run(f):
     try:
@@ -91,6 +99,7 @@ def run(f):
         texts[f.__name__] = str(e)
 threads = [threading.Thread(target=run, args=(f,)) for f in (read, move)]
 for t in threads: t.start()
+begun.wait()
 await_stdin()
 for t in threads: t.join()
 for name, text in texts.items():
@@ -99,7 +108,6 @@ np.testing.assert_array_equal(np.asarray(y), np.ones((8, 4)))
 print("done", flush=True)
 """)
     wait_ready(p)
-    time.sleep(0.5)
     os.kill(own_cluster.pid("worker-0-0"), signal.SIGKILL)
     go(p)
     assert "done" in finish(p)
@@ -120,50 +128,20 @@ print("done", flush=True)
     wait_ready(p)
     pid = own_cluster.pid("worker-0-0")
     os.kill(pid, signal.SIGKILL)
-    deadline = time.time() + 30
-    while time.time() < deadline:
+    def again():
         now = own_cluster.refresh()["worker-0-0"]
-        if now["pid"] != pid and now.get("alive", True):
-            break
-        time.sleep(0.2)
-    else:
-        pytest.fail("the worker was not started again")
+        return now["pid"] != pid and now["alive"]
+    until(again, "a new life of the worker")
     go(p)
     assert "done" in finish(p)
 
 
-def test_stopped_client_and_proxy_do_not_stop_dispatched_work(own_cluster):
-    """A -> B -> C on one slice, each 400 ms of device time: all end while client and proxy are stopped."""
-    p = own_cluster.start(PRELUDE + """
-import landbridge
-d = [d for d in jax.devices() if d.slice_index == 0][0]
-f = jax.jit(lambda v: landbridge.virtual_compute(v + 1, duration_us=400_000))
-x = jax.device_put(np.zeros((4,), np.float32), d)
-f(x).block_until_ready()
-t = time.monotonic()
-c = f(f(f(x)))
-assert time.monotonic() - t < 0.3, "dispatch waited for the device"
-await_stdin()
-t = time.monotonic()
-np.testing.assert_array_equal(np.asarray(c), np.full(4, 3))
-assert time.monotonic() - t < 0.35, "the chain had not run meanwhile"
-print("done", flush=True)
-""")
-    wait_ready(p)
-    time.sleep(0.1)
-    stopped = [p.pid, own_cluster.pid("proxy")]
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.6)
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
-    go(p)
-    assert "done" in finish(p)
+LEASE = [f"--{who}-arg=--{what}" for who in ("proxy", "worker", "rm") for what in ("lease_ms=3000", "heartbeat_ms=150")]
 
 
 def test_stopped_worker_is_fenced_and_its_slice_serves_again():
     """SIGSTOP past the lease: DATA_LOSS; after SIGCONT nothing of the old life reaches anybody."""
-    with fresh_cluster("--proxy-arg=--lease_ms=1500", "--worker-arg=--lease_ms=1500", "--rm-arg=--lease_ms=1500", "--proxy-arg=--heartbeat_ms=150", "--worker-arg=--heartbeat_ms=150", "--rm-arg=--heartbeat_ms=150") as c:
+    with fresh_cluster(*LEASE) as c:
         p = c.start(PRELUDE + """
 x, y = (jax.jit(lambda v: v + 1)(put(np.zeros((8, 4), np.float32), s)) for s in (0, 1))
 jax.block_until_ready((x, y))
@@ -187,12 +165,13 @@ print("done", flush=True)
 """)
         wait_ready(p)
         pid = c.pid("worker-0-0")
+        old = serves(c, "worker-0-0")
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(3.5)
+        until(lambda: c.status()["proxy"]["workers_lost"] == 1, "the loss")
         go(p)
         wait_ready(p)
         os.kill(pid, signal.SIGCONT)
-        time.sleep(4)
+        until(lambda: serves(c, "worker-0-0") not in ([], old), "a new grant")
         go(p)
         assert "done" in finish(p)
         assert c.refresh()["worker-0-0"]["pid"] == pid   # the same process, under a new grant
@@ -235,29 +214,23 @@ jax.block_until_ready(g)
 await_stdin()
 """)
     wait_ready(p)
-    counts = own_cluster.status()["proxy"]["counts"]
-    assert counts["sessions"] == 1 and counts["arrays"] >= 40
+    def counts():
+        return own_cluster.status()["proxy"]["counts"]
+    assert counts()["sessions"] == 1 and counts()["arrays"] >= 40
     p.kill()
     p.wait()
-    deadline = time.time() + 20
-    while time.time() < deadline:
-        status = own_cluster.status()
-        counts = status["proxy"]["counts"]
-        if all(counts[k] == 0 for k in ("sessions", "arrays", "buffers", "executables", "requests", "host_buffers")):
-            break
-        time.sleep(0.2)
-    else:
-        pytest.fail(f"left behind: {counts}")
+    kinds = ("sessions", "arrays", "buffers", "executables", "requests", "host_buffers")
+    until(lambda: not any(counts()[k] for k in kinds), lambda: f"nothing is left: {counts()}")
     own_cluster.script(PRELUDE + "assert float(jnp.sum(put(np.ones((8, 4), np.float32), 1))) == 32")
 
 
 def test_ctrl_c_in_a_blocked_read_leaves_a_usable_session(own_cluster):
     p = own_cluster.start(PRELUDE + """
 import landbridge
-f = jax.jit(lambda v: landbridge.virtual_compute(v, duration_us=1_500_000))
+f = jax.jit(lambda v: landbridge.virtual_compute(v, duration_us=3_000_000))
 x = f(np.ones(4, np.float32))
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     np.asarray(x)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -266,9 +239,10 @@ assert float(jax.jit(lambda v: v + 1)(1.0)) == 2
 print("done", flush=True)
 """)
     wait_ready(p)
-    time.sleep(0.4)
+    # (The call itself was answered at once: what the proxy has not answered is the read.)
+    until(lambda: own_cluster.status()["proxy"]["front_door"]["requests_waiting"] > 0, "the read")
     p.send_signal(signal.SIGINT)
-    assert "done" in finish(p)
+    assert finish(p) == "interrupted\ndone\n"
 
 
 def test_killed_proxy_ends_the_client_with_an_error(own_cluster):
@@ -282,7 +256,7 @@ raises(lambda: jax.device_get(jax.jit(lambda v: v + 2)(x)), "")
     os.kill(own_cluster.pid("proxy"), signal.SIGKILL)
     go(p)
     try:
-        p.wait(timeout=60)   # the stock client raises, or aborts by itself in some paths; it must not hang
+        p.wait(timeout=120)   # the stock client raises, or aborts by itself in some paths; it must not hang
     except subprocess.TimeoutExpired:
         p.kill()
         pytest.fail("the client hung")
@@ -290,7 +264,7 @@ raises(lambda: jax.device_get(jax.jit(lambda v: v + 2)(x)), "")
 
 @pytest.mark.parametrize("fault", ["abort", "loop"])
 def test_compiler_process_faults_fail_that_compile_only(fault):
-    with fresh_cluster("--proxy-arg=--enable_test_faults", "--proxy-arg=--compile_timeout_ms=4000") as c:
+    with fresh_cluster("--proxy-arg=--enable_test_faults", "--proxy-arg=--compile_timeout_ms=6000") as c:
         c.script(PRELUDE + f"""
 def bad(v):
     return jax.ffi.ffi_call("landbridge_test_fault_{fault}", jax.ShapeDtypeStruct((4,), np.float32))(v)
@@ -299,5 +273,4 @@ assert not any(w in text for w in ("DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLI
 assert float(jax.jit(lambda v: v + 1)(1.0)) == 2
 print(text)
 """)
-        for name, process in c.status_processes().items() if hasattr(c, "status_processes") else c.refresh().items():
-            assert process.get("alive", True), name
+        assert all(p["alive"] and p["starts"] == 1 for p in c.status()["processes"])

@@ -1,13 +1,14 @@
 """After any load the cluster is as before: no object, no thread, no file descriptor, no memory more."""
 
+import os
 import pathlib
 import re
+import signal
 import time
 
 import psutil
-import pytest
 
-from conftest import fresh_cluster
+from conftest import LONG_LEASE, fresh_cluster
 from servers import until
 
 # A bit of everything; each call leaves nothing behind.
@@ -39,11 +40,13 @@ def load(rounds, size):
         z = y.copy(); z.delete()
         s = jax.device_put(np.array(["text", "more"], dtype=np.dtypes.StringDType()), devices[0])
         assert np.asarray(s)[0] == "text"
-def tell(what):
+what = ""
+def tell(done):
+    global what
     gc.collect()
     (jnp.zeros(()) + 1).block_until_ready()       # deletions travel with the next request
-    print(what, flush=True)
-    sys.stdin.readline()
+    print(done, flush=True)
+    what = sys.stdin.readline().strip()
 """
 
 # The stock client writes a line to standard error for each failed request; nobody reads it here.
@@ -66,9 +69,9 @@ def figures(cluster):
     return {name: Figures(pid) for name, pid in cluster.pids().items()}
 
 
-def steps(process):
-    """One step of the client: lets it go on and returns what it says next."""
-    process.stdin.write("\n")
+def steps(process, what=""):
+    """One step of the client: tells it what to do, and returns what it says next."""
+    process.stdin.write(what + "\n")
     process.stdin.flush()
     return process.stdout.readline().strip()
 
@@ -82,70 +85,89 @@ def assert_no_more(cluster, before):
     def more():
         return [(n, f.threads, before[n].threads, f.fds, before[n].fds) for n, f in figures(cluster).items()
                 if f.threads > before[n].threads + 2 or f.fds > before[n].fds + 2]
-    until(lambda: not more(), lambda: f"as few threads and descriptors: {more()}", 15)
+    until(lambda: not more(), lambda: f"as few threads and descriptors: {more()}")
 
 
-def assert_memory_back(cluster, before):
-    """RSS within 5 % of what it was (a process of 30 MB: within the 4 MB by which malloc's arenas differ)."""
-    def more():
-        return [(n, before[n].rss, f.rss) for n, f in figures(cluster).items()
-                if f.rss > before[n].rss + max(before[n].rss // 20, 4 << 20)]
-    until(lambda: not more(), lambda: f"RSS as it was: {more()}", 30)
+def at_rest(cluster, seconds=2.5):
+    """Figures of idle processes, with the least memory in these seconds: they give it back once they have nothing to do."""
+    least = figures(cluster)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        for name, now in figures(cluster).items():
+            least[name].rss = min(least[name].rss, now.rss)
+    return least
 
 
-def settled(cluster):
-    """Figures of idle processes: memory goes back to the system when a process has nothing to do for a second."""
-    def steady():
-        before = figures(cluster)
-        time.sleep(1.5)
-        now = figures(cluster)
-        return all(abs(now[n].rss - before[n].rss) < 1 << 20 for n in now) and now
-    return until(steady, "steady processes", 40)
+def most(rounds):
+    """Of several figures of the same processes, the largest of each kind."""
+    out = rounds[0]
+    for name, figure in out.items():
+        for kind in ("rss", "threads", "fds"):
+            setattr(figure, kind, max(getattr(other[name], kind) for other in rounds))
+    return out
+
+
+def assert_memory_back(cluster, before, once_more, rounds=6):
+    """RSS within 5 % of what it was (a process of 30 MB: within 4 MB).
+
+    glibc gives back all free pages but the end of each thread's arena, so one load leaves some MB more than the next, at
+    random. Hence `once_more`, another load, before a verdict: what leaks stays in all of them.
+    """
+    seen = []
+    for _ in range(rounds):
+        now = at_rest(cluster)
+        seen.append([(n, before[n].rss, f.rss) for n, f in now.items()
+                     if f.rss > before[n].rss + max(before[n].rss // 20, 4 << 20)])
+        if not seen[-1]:
+            return
+        once_more()
+    raise AssertionError(f"more memory (process, then, now) after each of {rounds} loads: {seen}")
 
 
 def assert_no_objects(cluster):
     def left():
         counts = cluster.status()["proxy"]["counts"]
         return {k: counts[k] for k in OBJECTS if counts[k] != 0}
-    until(lambda: not left(), lambda: f"no object: {left()}", 20)
+    until(lambda: not left(), lambda: f"no object: {left()}")
     until(lambda: bytes_in_use(cluster) == 0, "empty devices")
 
 
 def test_everything_is_as_before(own_cluster):
     cluster = own_cluster
     process = cluster.start(LOAD + """
-for what in ("warm", "loaded", "again"):
+while True:
     load(60, 64 << 10)
-    tell(what)
+    tell("loaded")
+    if what == "end": break
 jax.clear_caches()
 del step, grad, too_big
 tell("cleared")
 """, **QUIET)
-    try:
-        assert process.stdout.readline() == "warm\n", process.communicate()
-        assert_no_objects(cluster)
-        executables = cluster.status()["proxy"]["counts"]["executables"]
-        warm = settled(cluster)
+
+    def loaded():
         assert steps(process) == "loaded"
         assert_no_objects(cluster)
-        before = settled(cluster)
-        for name, then in warm.items():     # of two equal loads the one that left more: a third may not leave more
-            before[name].rss = max(before[name].rss, then.rss)
-            before[name].threads = max(before[name].threads, then.threads)
-        assert steps(process) == "again"
-        assert_no_objects(cluster)
-        assert cluster.status()["proxy"]["counts"]["executables"] == executables      # the same programs again
-        assert_no_more(cluster, before)
-        assert_memory_back(cluster, before)
+        return cluster.status()["proxy"]["counts"]["executables"]
 
-        assert steps(process) == "cleared"
+    try:
+        assert process.stdout.readline() == "loaded\n", process.communicate()
+        assert_no_objects(cluster)
+        executables = cluster.status()["proxy"]["counts"]["executables"]
+        warm = [at_rest(cluster)]
+        loaded()
+        before = most(warm + [at_rest(cluster)])    # two equal loads: a third may not leave more
+        assert loaded() == executables      # the same programs again
+        assert_no_more(cluster, before)
+        assert_memory_back(cluster, before, loaded)
+
+        assert steps(process, "end") == "cleared"
         until(lambda: cluster.status()["proxy"]["counts"]["executables"] <= 2,   # of tell itself
-              lambda: f"no executables: {cluster.status()['proxy']['counts']}", 20)
-        process.stdin.write("\n")
-        process.communicate(timeout=30)
+              lambda: f"no executables: {cluster.status()['proxy']['counts']}")
+        process.communicate("\n", timeout=120)
         assert process.returncode == 0
         until(lambda: not any(cluster.status()["proxy"]["counts"].values()),
-              lambda: f"nothing: {cluster.status()['proxy']['counts']}", 20)
+              lambda: f"nothing: {cluster.status()['proxy']['counts']}")
     finally:
         process.kill()
         process.wait()
@@ -162,17 +184,16 @@ def test_clients_that_come_and_go_leave_nothing(own_cluster):
         process.kill()
         process.wait()
         until(lambda: not any(own_cluster.status()["proxy"]["counts"].values()),
-              lambda: f"nothing: {own_cluster.status()['proxy']['counts']}", 30)
-        return figures(own_cluster)
+              lambda: f"nothing: {own_cluster.status()['proxy']['counts']}")
+        return at_rest(own_cluster, 1)
 
-    first = [one() for _ in range(3)]
-    before = {name: max((round_[name] for round_ in first), key=lambda f: f.rss) for name in first[0]}
-    for _ in range(6):
+    before = most([one() for _ in range(3)])
+    for _ in range(4):
         one()
     assert_no_more(own_cluster, before)
-    assert_memory_back(own_cluster, before)
+    assert_memory_back(own_cluster, before, one)
     # What workers told with their last heartbeats.
-    until(lambda: bytes_in_use(own_cluster) == 0, lambda: f"nothing in devices: {bytes_in_use(own_cluster)} bytes", 15)
+    until(lambda: bytes_in_use(own_cluster) == 0, lambda: f"nothing in devices: {bytes_in_use(own_cluster)} bytes")
 
 
 def peak_rss(pid):
@@ -206,41 +227,50 @@ tell("done")
         assert beyond["proxy"] < 160 << 20, beyond
         assert beyond["worker-0-0"] < size + (160 << 20), beyond
         assert beyond["worker-1-0"] < 32 << 20 and beyond["resource-manager"] < 16 << 20, beyond
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=120)
         assert process.returncode == 0
     finally:
         process.kill()
         process.wait()
 
 
-@pytest.mark.parametrize("pending", [1, 4000])
-def test_threads_do_not_depend_on_pending_work(pending):
-    with fresh_cluster(slices=1, devices=2) as cluster:
-        process = cluster.start(LOAD.replace("range(2)", "range(1)", 1) + f"""
-import landbridge
-h = jax.jit(lambda v: landbridge.virtual_compute(v + 1, duration_us=2_000_000))
+def test_threads_do_not_depend_on_pending_work():
+    """10,000 launches wait for an array from another slice, whose worker is stopped for so long."""
+    with fresh_cluster(*LONG_LEASE, slices=2, devices=1) as cluster:
+        process = cluster.start(LOAD + """
 f = jax.jit(lambda v: v + 1)
-x = jax.device_put(np.zeros(4, np.float32), devices[0])
-f(h(x)).block_until_ready()
+here, there = (jax.device_put(np.zeros(4, np.float32), d) for d in devices)
+y = f(jax.device_put(f(there), devices[0]))
+jax.block_until_ready((y, f(here)))
 tell("warm")
-y = h(x)
-for _ in range({pending}):
-    y = f(y)
-tell("pending")
-assert float(y[0]) == 1 + {pending}
-tell("done")
+while what:
+    y = jax.device_put(f(there), devices[0])
+    for _ in range(int(what)):
+        y = f(y)
+    print("pending", flush=True)
+    pending = what
+    what = sys.stdin.readline().strip()
+    assert float(y[0]) == 1 + int(pending)
+    tell("done")
 """)
+
+        def threads(pending):
+            os.kill(cluster.pid("worker-1-0"), signal.SIGSTOP)
+            try:
+                assert steps(process, str(pending)) == "pending"
+                until(lambda: cluster.status()["proxy"]["counts"]["launches_unfinished"] >= pending, "work in the queues")
+                now = figures(cluster)
+                assert cluster.status()["proxy"]["counts"]["launches_unfinished"] >= pending
+            finally:
+                os.kill(cluster.pid("worker-1-0"), signal.SIGCONT)
+            assert steps(process) == "done"
+            return {name: figure.threads for name, figure in now.items()}
+
         try:
             assert process.stdout.readline() == "warm\n", process.communicate()
-            before = figures(cluster)
-            process.stdin.write("\n")
-            process.stdin.flush()
-            until(lambda: cluster.status()["proxy"]["counts"]["launches_unfinished"] >= pending, "work in the queues")
-            now = figures(cluster)
-            assert {n: f.threads for n, f in now.items()} == {n: f.threads for n, f in before.items()}
-            assert process.stdout.readline() == "pending\n"
-            assert steps(process) == "done"
-            process.communicate("\n", timeout=30)
+            one, many = threads(1), threads(10_000)
+            assert all(many[name] <= one[name] + 2 for name in one), (one, many)    # gRPC keeps 1 to 3 pollers
+            process.communicate("\n", timeout=120)
             assert process.returncode == 0
         finally:
             process.kill()

@@ -48,7 +48,7 @@ def test_two_sessions_with_one_directory(shared):
     sent = cluster.status()["proxy"]["front_door"]["uploads_by_file"]
     assert sent >= 120
     for client in clients:
-        client.communicate("\n", timeout=30)
+        client.communicate("\n", timeout=120)
         assert client.returncode == 0
     until(lambda: not list(directory.iterdir()), lambda: f"an empty directory: {list(directory.iterdir())}")
 
@@ -84,15 +84,15 @@ def test_stock_clients_take_turns(shared):
     first = cluster.start(code.format(me=4), **env)
     assert first.stdout.readline() == "good\n", first.communicate()
     second = cluster.start(code.format(me=5), **env)
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=240)
     assert second.returncode != 0 and "good" not in out
     assert "another session uploads through the shared directory" in err and "install the landbridge package" in err, err
-    first.communicate("\n", timeout=30)
+    first.communicate("\n", timeout=120)
     assert first.returncode == 0
     until(lambda: cluster.status()["proxy"]["counts"]["sessions"] == 0, "the end of the sessions")
     third = cluster.start(code.format(me=6), **env)
     assert third.stdout.readline() == "good\n", third.communicate()
-    third.communicate("\n", timeout=30)
+    third.communicate("\n", timeout=120)
     assert list(directory.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """The main job: train_lm through Landbridge and on plain JAX give the same losses."""
 
+import functools
 import json
 import os
 import pathlib
@@ -12,11 +13,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "examples" / "train_lm.py"
 
 
-def train(env, *args):
-    done = subprocess.run([sys.executable, TRAIN, "--preset", "tiny", "--json", *args], env=env, capture_output=True,
-                          text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def start(env, *args):
+    return subprocess.Popen([sys.executable, TRAIN, "--preset", "tiny", "--json", *args], env=env, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def result(process):
+    out, err = process.communicate(timeout=800)
+    assert process.returncode == 0, out[-3000:] + err[-6000:]
+    return json.loads(out.strip().splitlines()[-1])
 
 
 def plain_env():
@@ -25,11 +30,20 @@ def plain_env():
     return env
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture(scope="module")
+def whole(cluster):
+    """{mode: (through Landbridge, on plain JAX)}: 4 steps."""
+    @functools.cache
+    def run(mode):
+        processes = [start(env, "--mode", mode, "--steps", "4") for env in (cluster.env(), plain_env())]
+        return [result(p) for p in processes]
+    return run
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["pipeline", "fsdp"])
-def test_same_losses_as_plain_jax(cluster, mode):
-    ours = train(cluster.env(), "--mode", mode, "--steps", "4")
-    plain = train(plain_env(), "--mode", mode, "--steps", "4")
+def test_same_losses_as_plain_jax(whole, mode):
+    ours, plain = whole(mode)
     assert len(ours["losses"]) == 4
     for a, b in zip(ours["losses"], plain["losses"]):
         assert abs(a - b) <= 1e-5 * abs(b), (ours["losses"], plain["losses"])
@@ -37,8 +51,8 @@ def test_same_losses_as_plain_jax(cluster, mode):
 
 
 @pytest.mark.timeout(900)
-def test_checkpoint_and_resume(cluster, tmp_path):
-    whole = train(cluster.env(), "--steps", "4")
-    train(cluster.env(), "--steps", "2", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "2")
-    rest = train(cluster.env(), "--steps", "4", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "2")
-    assert rest["losses"] == whole["losses"][2:]
+def test_checkpoint_and_resume(cluster, whole, tmp_path):
+    options = ("--mode", "pipeline", "--checkpoint_dir", str(tmp_path), "--checkpoint_every", "2")
+    result(start(cluster.env(), "--steps", "2", *options))
+    rest = result(start(cluster.env(), "--steps", "4", *options))
+    assert rest["losses"] == whole("pipeline")[0]["losses"][2:]

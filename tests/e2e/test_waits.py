@@ -5,10 +5,10 @@ import os
 import re
 import signal
 import subprocess
-import time
+from concurrent import futures
 
 import wire
-from conftest import LANDBRIDGE, fresh_cluster
+from conftest import LANDBRIDGE, LONG_LEASE, fresh_cluster
 from servers import until
 
 PRELUDE = """
@@ -33,7 +33,7 @@ def say():
 
 
 def why(cluster, *args):
-    return subprocess.run([LANDBRIDGE, "why", "--state", cluster.state, *args], capture_output=True, text=True, timeout=30)
+    return subprocess.run([LANDBRIDGE, "why", "--state", cluster.state, *args], capture_output=True, text=True, timeout=120)
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def dispatched(cluster, code):
         assert line == "ready\n", process.communicate()
         yield process
         process.stdin.write("\n")
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, out + err
     finally:
         process.kill()
@@ -55,12 +55,12 @@ def dispatched(cluster, code):
 def parked(cluster, condition):
     """The first row of `parked` that fits."""
     return until(lambda: next((row for row in cluster.status()["parked"] if condition(row)), None),
-                 lambda: f"such a row in {cluster.status()['parked']}", 20)
+                 lambda: f"such a row in {cluster.status()['parked']}")
 
 
 def test_input_from_another_slice(own_cluster):
     with dispatched(own_cluster, """
-h = hold(6_000_000)
+h = hold(8_000_000)
 warm = after(jax.device_put(hold(1)(jax.device_put(np.ones(4, np.float32), two)), one)); warm.block_until_ready()
 h.lower(jax.device_put(np.ones(4, np.float32), two)).compile()
 x = h(jax.device_put(np.ones(4, np.float32), two))
@@ -74,10 +74,12 @@ np.testing.assert_array_equal(np.asarray(y), np.full(4, 4))
                          r"a\d+\.0 .*<- input a\d+\.0 on slice1/0 device 0 <- t\d+ launch jit_held of s\d+ on slice1/0 "
                          r"devices 0, running for ", row["waits_for"]), row
         text = subprocess.run([LANDBRIDGE, "status", "--state", own_cluster.state], capture_output=True, text=True,
-                              timeout=30).stdout
+                              timeout=120).stdout
         assert "parked" in text and "launch jit_after" in text and "jit_held" in text
-        for args in ((), (row["session"],), (row["ticket"],), (row["ticket"][1:],)):
-            done = why(own_cluster, *args)
+        asked = ((), (row["session"],), (row["ticket"],), (row["ticket"][1:],))
+        with futures.ThreadPoolExecutor(len(asked)) as pool:      # all at once: the held launch ends some time
+            answers = list(pool.map(lambda args: why(own_cluster, *args), asked))
+        for done in answers:
             assert done.returncode == 0
             assert f"{row['ticket']} launch jit_after of {row['session']} on slice0/0 devices 0, waiting" in done.stdout
             assert re.search(r"\n +t\d+ launch jit_held of s\d+ on slice1/0 devices 0, running", done.stdout), done.stdout
@@ -87,10 +89,10 @@ np.testing.assert_array_equal(np.asarray(y), np.full(4, 4))
 
 def test_credit_of_the_device(own_cluster):
     with dispatched(own_cluster, """
-h = hold(150_000)
+h = hold(300_000)
 x = jax.device_put(np.ones(4, np.float32), one)
-h(x).block_until_ready(); h(x).block_until_ready()
-ys = [h(x) for _ in range(40)]
+h(x).block_until_ready()
+ys = [h(x) for _ in range(16)]
 say()
 jax.block_until_ready(ys)
 """):
@@ -102,14 +104,16 @@ jax.block_until_ready(ys)
 def test_memory():
     with fresh_cluster(f"--worker-arg=--device_memory_limit={64 << 20}", slices=1, devices=1) as cluster:
         with dispatched(cluster, """
-@jax.jit
-def big(v):
-    return jnp.zeros((10 << 20,), jnp.float32) + landbridge.virtual_compute(v, duration_us=5_000_000)
+def big(us):
+    @jax.jit
+    def big(v):
+        return jnp.zeros((10 << 20,), jnp.float32) + landbridge.virtual_compute(v, duration_us=us)
+    return big.lower(v).compile()
 v = jax.device_put(np.float32(1), one)
-big.lower(v).compile()
-a = big(v)
+long, short = big(5_000_000), big(1)
+a = long(v)
 del a
-b = big(v)
+b = short(v)
 say()
 assert float(b[0]) == 1
 """):
@@ -139,10 +143,10 @@ np.testing.assert_array_equal(np.asarray(y), np.full(4, 2))
             assert row["state"] == "parked" and row["where"] == "slice0/0", row
             assert "a worker at slice0/0" in row["waits_for"], row
             assert f"{row['ticket']} launch jit_after of {row['session']} on slice0/0, parked" in why(cluster).stdout
-            subprocess.run([LANDBRIDGE, "restart", "--state", cluster.state, "worker-0-0"], check=True, timeout=60,
+            subprocess.run([LANDBRIDGE, "restart", "--state", cluster.state, "worker-0-0"], check=True, timeout=180,
                            capture_output=True)
             process.stdin.write("\n")
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
             assert process.returncode == 0, err
         finally:
             process.kill()
@@ -151,8 +155,7 @@ np.testing.assert_array_equal(np.asarray(y), np.full(4, 2))
 
 def test_a_worker_that_is_silent():
     """A stopped worker cannot say what it does; the proxy says what it was sent, and since when."""
-    slow = [f"--{who}-arg=--lease_ms=30000" for who in ("rm", "worker", "proxy")]
-    with fresh_cluster(*slow, slices=2, devices=1) as cluster:
+    with fresh_cluster(*LONG_LEASE, slices=2, devices=1) as cluster:
         with dispatched(cluster, """
 x = jax.device_put(np.ones(4, np.float32), one)
 after(x).block_until_ready()
@@ -167,9 +170,7 @@ jax.block_until_ready(ys)
                 process.stdin.write("\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == "ready\n"
-                started = time.monotonic()
                 row = parked(cluster, lambda r: r["where"] == "slice0/0" and r["state"] == "waiting")
-                assert time.monotonic() - started < 15
                 assert row["age_ms"] >= 1000 and "which is silent" in row["waits_for"] and "worker-0-0" in row["waits_for"]
                 assert "an answer of worker slice0/0 (worker worker-0-0" in why(cluster).stdout
                 # Explanations wait for the silent worker, a second each; only so many at one time.

@@ -1,15 +1,14 @@
 """Wide and long: thousands of leaves, hundreds of thousands of arrays, long loops. What is counted is what travels and
 what is left; how long it takes is for bench/wide.py."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from conftest import fresh_cluster
+from conftest import LONG_LEASE, fresh_cluster
+from servers import alone, until
 from test_spmd import mesh_of
 
 LEAVES = 5000
@@ -37,6 +36,7 @@ class Traffic:
 
 
 def test_a_tree_of_5000_leaves_is_at_most_one_message_per_worker_and_wake_up(cluster):
+    alone(cluster)
     tree = {f"leaf{i}": np.float32(i) for i in range(LEAVES)}
     f = jax.jit(lambda t: jax.tree.map(lambda v: v + 1, t))
     on_device = jax.block_until_ready(jax.device_put(tree, jax.devices()[0]))
@@ -45,7 +45,7 @@ def test_a_tree_of_5000_leaves_is_at_most_one_message_per_worker_and_wake_up(clu
         on_device = f(on_device)
         jax.block_until_ready(on_device)
     assert one.frames <= 2 * one.flushes            # two workers
-    assert one.ops < 60, one.ops                    # a launch, a wait, deletes by the thousand
+    assert one.ops < LEAVES / 10, one.ops           # a launch, a wait, deletes by the hundred
     with Traffic(cluster) as copy:
         there = jax.device_put(on_device, jax.devices()[4])
         jax.block_until_ready(there)
@@ -55,6 +55,7 @@ def test_a_tree_of_5000_leaves_is_at_most_one_message_per_worker_and_wake_up(clu
 
 def test_a_step_of_1000_arguments_sends_what_changed(cluster):
     """Two slices' worth of devices each get their own step; neither names its arguments one by one."""
+    alone(cluster)
     sharding = NamedSharding(mesh_of(0), P())
     step = jax.jit(lambda params, x: [p * 0.5 + x for p in params], donate_argnums=0)
     params = jax.jit(lambda: [jnp.full((4,), i, jnp.float32) for i in range(1000)], out_shardings=sharding)()
@@ -76,6 +77,7 @@ def test_a_step_of_1000_arguments_sends_what_changed(cluster):
 
 def test_a_sharded_program_is_one_node(cluster):
     """And a sharded array is one reference: nothing is sent, counted or deleted per shard."""
+    alone(cluster)
     sharding = NamedSharding(mesh_of(0), P("x"))
     f = jax.jit(lambda v: v + 1, out_shardings=sharding)
     x = jax.block_until_ready(f(jax.device_put(np.zeros(8, np.float32), sharding)))
@@ -85,7 +87,7 @@ def test_a_sharded_program_is_one_node(cluster):
             x = f(x)
         x.block_until_ready()
     assert hundred.ops <= 2 * 100 + 20, hundred.ops   # launches, deletes of what they took
-    wait_for(lambda: cluster.status()["proxy"]["counts"]["buffers"] <= buffers + 2)
+    until(lambda: cluster.status()["proxy"]["counts"]["buffers"] <= buffers + 2, "the end of the buffers")
 
 
 @pytest.mark.timeout(600)
@@ -112,24 +114,18 @@ sys.stdin.readline()
         p.stdin.write("\n")
         p.stdin.flush()
         assert p.stdout.readline().strip() == "gone", p.stderr.read()
-        wait_for(lambda: c.status()["proxy"]["counts"]["buffers"] < 20)
+        until(lambda: c.status()["proxy"]["counts"]["buffers"] < 20, "the end of the buffers")
         after = traffic(c)
         assert after["ops"] - before["ops"] < 2 * 200_000 / 50, "deletes travel one by one"
         p.stdin.write("\n")
         p.stdin.flush()
-        p.communicate(timeout=60)
+        p.communicate(timeout=240)
         assert p.returncode == 0
-
-
-def wait_for(condition, timeout=120):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.timeout(600)
 def test_a_long_loop_leaves_nothing(cluster):
+    alone(cluster)
     f = jax.jit(lambda v: v + 1)
     x = jax.device_put(np.float32(0), jax.devices()[0])
     for _ in range(100):
@@ -140,7 +136,7 @@ def test_a_long_loop_leaves_nothing(cluster):
         x = f(x)
     x.block_until_ready()
     assert float(x) == 20_100
-    wait_for(lambda: cluster.status()["proxy"]["counts"]["buffers"] <= before["buffers"] + 4)
+    until(lambda: cluster.status()["proxy"]["counts"]["buffers"] <= before["buffers"] + 4, "the end of the buffers")
     after = cluster.status()["proxy"]["counts"]
     for key in ("arrays", "executables", "requests", "transfers", "host_buffers", "launches_unfinished"):
         assert after[key] <= before[key] + 4, (key, before, after)

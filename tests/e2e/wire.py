@@ -25,7 +25,7 @@ def _pool():
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run(["protoc", f"-I{ROOT}/src", "--include_imports", f"--descriptor_set_out={out.name}",
                         "proto/ifrt_proxy/grpc_ifrt_service.proto", "proto/landbridge/cluster.proto",
-                        "proto/landbridge/control.proto"], check=True, timeout=60)
+                        "proto/landbridge/control.proto"], check=True, timeout=120)
         files = descriptor_pb2.FileDescriptorSet.FromString(out.read())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -52,11 +52,11 @@ class Door:
     def __exit__(self, *error):
         self.channel.close()
 
-    def unary(self, method, request, answer="GrpcHostBufferDeleteResponse", timeout=20):
+    def unary(self, method, request, answer="GrpcHostBufferDeleteResponse", timeout=60):
         call = self.channel.unary_unary(SERVICE + method, _bytes, type(message(answer)).FromString)
         return call(request, timeout=timeout)
 
-    def store(self, chunks, session_id, handle, size, timeout=20, header=None):
+    def store(self, chunks, session_id, handle, size, timeout=60, header=None):
         if header is None:
             header = message("GrpcHostBufferStoreMetadata", session_id=session_id, handle=handle,
                              buffer_size=size).SerializeToString()
@@ -64,13 +64,13 @@ class Door:
         metadata = [(STORE_HEADER, header)] if header else []
         return call(iter(chunks), metadata=metadata, timeout=timeout)
 
-    def lookup(self, session_id, handle, timeout=20):
+    def lookup(self, session_id, handle, timeout=60):
         call = self.channel.unary_stream(SERVICE + "HostBufferLookup", _bytes,
                                          type(message("GrpcHostBufferLookupResponse")).FromString)
         request = message("GrpcHostBufferLookupRequest", session_id=session_id, handle=handle)
         return b"".join(part.data for part in call(request, timeout=timeout))
 
-    def session(self, requests, header=None, timeout=30):
+    def session(self, requests, header=None, timeout=120):
         """Responses to the requests, as an iterator."""
         if header is None:
             version = message("IfrtProxyVersion", protocol_version=25, ifrt_serdes_version_number=3)
@@ -90,7 +90,7 @@ def frame(kind, payload, magic=MAGIC, length=None, crc=None):
                        crc32c(payload) if crc is None else crc, kind) + payload
 
 
-def exchange(port, data, timeout=15):
+def exchange(port, data, timeout=60):
     """Sends the bytes and returns everything that comes back until the other side closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         try:
@@ -103,7 +103,7 @@ def exchange(port, data, timeout=15):
         return back
 
 
-def ask_many(port, questions, timeout=15):
+def ask_many(port, questions, timeout=60):
     """The answers of a daemon to questions that are sent all at once, in the order of the answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         s.sendall(b"".join(frame(ADMIN_REQUEST, json.dumps(question).encode()) for question in questions))
@@ -117,6 +117,6 @@ def ask_many(port, questions, timeout=15):
         return answers
 
 
-def ask(port, question, timeout=15):
+def ask(port, question, timeout=60):
     """The answer of a daemon to a question, as `landbridge status` asks."""
     return ask_many(port, [question], timeout)[0]
