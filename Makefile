@@ -37,16 +37,18 @@ test: setup
 	@$(MAKE) --no-print-directory test-cpp
 	@$(MAKE) --no-print-directory test-python
 
-# The two halves of `test`, on what is built.
+# The two halves of `test`, on what is built. Tests in Python wait more than they compute: two at a time, each of the
+# two processes with a cluster of its own.
+PYTEST := .venv/bin/python -m pytest -q -n 2 --dist worksteal
 test-cpp:
 	@echo "[test] C++"
 	@ctest --test-dir build/release --output-on-failure --no-tests=error -j 2
 
 test-python:
 	@echo "[test] Python package and command-line tool"
-	@.venv/bin/python -m pytest -q python/tests tests/cli tests/repo
+	@$(PYTEST) python/tests tests/cli tests/repo
 	@echo "[test] end to end, with stock JAX"
-	@.venv/bin/python -m pytest -q tests/e2e
+	@$(PYTEST) tests/e2e
 
 # See CONTRIBUTING.md.
 ASAN_TESTS ?= base_test env_test cluster_test sharding_test hlo_test dataplane_test worker_test controller_test \
