@@ -216,6 +216,18 @@ TEST_F(WithdrawalsTest, ALossAfterFinishAborts) {
   EXPECT_FALSE(withdrawals_.open());
 }
 
+TEST_F(WithdrawalsTest, WhatWasToEndOnStandInsIsNeverGood) {
+  Launch(1, {0, 1});
+  Withdraw({1});
+  Answer(0, {{1, kStarted}});
+  Answer(1, {{1, kNot}});
+  graph_[0].lost_part = true;
+  graph_[0].parts.pop_back();
+  withdrawals_.OnLost(TicketsOf({1}), 0);
+  Answer(0, {{1, kFinished}});
+  EXPECT_EQ(Take().back(), "finish 1");
+}
+
 TEST_F(WithdrawalsTest, SilenceIsReportedAndALostSliceIsNotWaitedFor) {
   Launch(1, {0, 1});
   Withdraw({1});

@@ -4,7 +4,18 @@
 #include <iterator>
 #include <utility>
 
+#include "base/limits.h"
+
 namespace landbridge {
+namespace {
+
+bool SaneDevices(const std::vector<uint32_t>& devices) {
+  return !devices.empty() && std::all_of(devices.begin(), devices.end(), [](uint32_t device) {
+    return device < static_cast<uint32_t>(limits::kDevicesMax);
+  });
+}
+
+}  // namespace
 
 SliceSequencer::SliceSequencer(Grant grant, Sequencer::Options options, std::unique_ptr<SchedulingPolicy> policy,
                                OrderSink* sink)
@@ -57,6 +68,7 @@ void SliceSequencer::Activate(TimeNs now) {
       if (alive_.contains(member) && !over_.contains({entry.ticket, member})) unfinished.insert(member);
     }
     launches_.erase(entry.ticket);  // a member whose tail is shorter called it able
+    if (!SaneDevices(entry.devices)) continue;
     Candidate launch;
     launch.ticket = entry.ticket;
     launch.devices = entry.devices;
@@ -75,15 +87,23 @@ void SliceSequencer::Activate(TimeNs now) {
   ReportToSpanner();  // before any Ready
   std::vector<Ticket> tickets;
   for (const auto& [ticket, launch] : launches_) tickets.push_back(ticket);
-  for (Ticket ticket : tickets) Evaluate(ticket);
+  again_.insert(again_.end(), tickets.begin(), tickets.end());
   AnswerFreeze();
   Advance(now);
 }
 
 // ---------------------------------------------------------------- what members say
 
+// Of a peer: devices that there can be, and nothing that rests on what is younger.
+bool SliceSequencer::Sane(const Able& message) {
+  const Candidate& launch = message.launch.candidate;
+  auto older = [&](const After& after) { return after.ticket < launch.ticket; };
+  return SaneDevices(launch.devices) && std::all_of(message.after.begin(), message.after.end(), older);
+}
+
 bool SliceSequencer::TakeAble(const Able& message) {
   const Ticket ticket = message.launch.candidate.ticket;
+  if (!Sane(message)) return false;
   if (ticket < horizon_ || placed_.contains(ticket) || over_.contains({ticket, message.member}) || Final(ticket)) {
     return false;
   }
@@ -188,12 +208,20 @@ void SliceSequencer::Evaluate(Ticket ticket) {
   Wake(ticket);
 }
 
+// Not at once: chains are long, stacks are not.
 void SliceSequencer::Wake(Ticket ticket) {
   auto it = waiting_on_.find(ticket);
   if (it == waiting_on_.end()) return;
-  const std::vector<Ticket> waiting = std::move(it->second);
+  again_.insert(again_.end(), it->second.begin(), it->second.end());
   waiting_on_.erase(it);
-  for (Ticket other : waiting) Evaluate(other);
+}
+
+void SliceSequencer::EvaluateAgain() {
+  while (!again_.empty()) {
+    const Ticket ticket = again_.front();
+    again_.pop_front();
+    Evaluate(ticket);
+  }
 }
 
 void SliceSequencer::StopCandidate(Ticket ticket) {
@@ -230,6 +258,7 @@ void SliceSequencer::PushLaunch(Ticket ticket, Launch& launch, uint64_t g) {
 void SliceSequencer::Advance(TimeNs now) {
   if (!active_) return;
   for (;;) {
+    EvaluateAgain();
     const std::vector<LogEntry> placed = policy_.Place(now);
     if (placed.empty()) break;
     for (const LogEntry& entry : placed) PushLaunch(entry.ticket, launches_.at(entry.ticket), 0);
@@ -338,25 +367,35 @@ void SliceSequencer::PlaceCommit(const Commit& commit, TimeNs now) {
     return;
   }
   // A frozen one is placed like any other; its members hold it [3].
-  PlaceWhatItRestsOn(it->second, now);
+  PlaceWhatItRestsOn(commit.ticket, now);
   policy_.PlaceNow(it->second.facts.candidate, now);
   PushLaunch(commit.ticket, it->second, commit.g);
   Wake(commit.ticket);
 }
 
 // A writer that was lost had placed them before it reported the launch; no survivor heard of it.
-void SliceSequencer::PlaceWhatItRestsOn(const Launch& launch, TimeNs now) {
-  for (const auto& [member, afters] : launch.able) {
-    for (const After& after : afters) {
-      if (Satisfied(after, member)) continue;
-      auto it = launches_.find(after.ticket);
-      // Incomplete: a part of it was lost, so it will be withdrawn. Spanning: it has no G below this one, as above.
-      if (it == launches_.end() || it->second.facts.spans() || !Complete(it->second)) continue;
-      PlaceWhatItRestsOn(it->second, now);
-      policy_.PlaceNow(it->second.facts.candidate, now);
-      PushLaunch(after.ticket, it->second, 0);
-      Wake(after.ticket);
+void SliceSequencer::PlaceWhatItRestsOn(Ticket root, TimeNs now) {
+  std::set<Ticket> needed;
+  std::vector<Ticket> look_at{root};
+  while (!look_at.empty()) {
+    const Launch& launch = launches_.at(look_at.back());
+    look_at.pop_back();
+    for (const auto& [member, afters] : launch.able) {
+      for (const After& after : afters) {
+        if (Satisfied(after, member) || needed.contains(after.ticket)) continue;
+        auto it = launches_.find(after.ticket);
+        // Incomplete: a part of it was lost, so it will be withdrawn. Spanning: it has no G below this one, as above.
+        if (it == launches_.end() || it->second.facts.spans() || !Complete(it->second)) continue;
+        needed.insert(after.ticket);
+        look_at.push_back(after.ticket);
+      }
     }
+  }
+  for (Ticket ticket : needed) {  // what rests on something is younger
+    Launch& launch = launches_.at(ticket);
+    policy_.PlaceNow(launch.facts.candidate, now);
+    PushLaunch(ticket, launch, 0);
+    Wake(ticket);
   }
 }
 

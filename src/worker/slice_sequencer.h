@@ -80,6 +80,7 @@ class SliceSequencer {
     bool answered = false;
   };
 
+  static bool Sane(const Able& message);
   bool TakeAble(const Able& message);
   bool TakeOver(const PartOver& message);
   void Activate(TimeNs now);
@@ -89,11 +90,12 @@ class SliceSequencer {
   bool Complete(const Launch& launch) const { return launch.able.size() == launch.facts.members.size(); }
   void Evaluate(Ticket ticket);
   void Wake(Ticket ticket);                        // it is placed, reported or withdrawn
+  void EvaluateAgain();
   void StopCandidate(Ticket ticket);
   void Push(OrderEntry entry);
   void PushLaunch(Ticket ticket, Launch& launch, uint64_t g);
   void PlaceCommit(const Commit& commit, TimeNs now);
-  void PlaceWhatItRestsOn(const Launch& launch, TimeNs now);
+  void PlaceWhatItRestsOn(Ticket root, TimeNs now);
   void ApplyVerdict(const LaunchVerdict& verdict);
   void Advance(TimeNs now);
   void AnswerFreeze();
@@ -122,6 +124,7 @@ class SliceSequencer {
   absl::btree_set<Ticket> frozen_;
   // Launches to look at again when something becomes of the ticket.
   absl::btree_map<Ticket, std::vector<Ticket>> waiting_on_;
+  std::deque<Ticket> again_;                       // of those: now
 
   uint64_t spanner_epoch_ = 0;
   uint64_t g_tail_ = 0, g_seen_ = 0;

@@ -35,6 +35,7 @@ void Spanner::OnSliceReport(const SliceReport& message) {
     slice.placed.clear();
     RepeatCommits(message.slice);
     for (Ticket ticket : withdrawn) Wake(ticket);
+    TryAgain();
   } else {
     Activate();
   }
@@ -60,7 +61,8 @@ void Spanner::Activate() {
   for (const auto& [id, slice] : slices_) RepeatCommits(id);
   std::vector<Ticket> tickets;
   for (const auto& [ticket, launch] : launches_) tickets.push_back(ticket);
-  for (Ticket ticket : tickets) TryAssign(ticket);
+  again_.insert(again_.end(), tickets.begin(), tickets.end());
+  TryAgain();
 }
 
 void Spanner::Remember(const SliceReport::Placed& placed) {
@@ -104,7 +106,8 @@ void Spanner::OnReady(const Ready& message) {
   if (launch.g != 0) return;
   launch.slices = message.slices;
   launch.ready.emplace(message.slice, message.after);
-  if (active_) TryAssign(message.ticket);
+  if (active_) again_.push_back(message.ticket);
+  TryAgain();
 }
 
 void Spanner::OnWithdrawn(const WithdrawnAt& message) {
@@ -112,6 +115,7 @@ void Spanner::OnWithdrawn(const WithdrawnAt& message) {
   auto slice = slices_.find(message.slice);
   if (slice == slices_.end() || message.epoch != slice->second.epoch || message.ticket < slice->second.horizon) return;
   if (withdrawn_.insert(message.ticket).second) Wake(message.ticket);
+  TryAgain();
 }
 
 // A withdrawn launch will read nothing any more; but it makes nothing either [7].
@@ -144,13 +148,20 @@ void Spanner::TryAssign(Ticket ticket) {
   Wake(ticket);
 }
 
+// Not at once: chains are long, stacks are not.
 void Spanner::Wake(Ticket ticket) {
   auto it = waiting_on_.find(ticket);
   if (it == waiting_on_.end()) return;
-  const std::vector<Ticket> waiting = std::move(it->second);
+  if (active_) again_.insert(again_.end(), it->second.begin(), it->second.end());
   waiting_on_.erase(it);
-  if (!active_) return;
-  for (Ticket other : waiting) TryAssign(other);
+}
+
+void Spanner::TryAgain() {
+  while (!again_.empty()) {
+    const Ticket ticket = again_.front();
+    again_.pop_front();
+    TryAssign(ticket);
+  }
 }
 
 void Spanner::OnHorizon(const HorizonAt& message) {
@@ -173,6 +184,7 @@ void Spanner::Forget() {
   }
   withdrawn_.erase(withdrawn_.begin(), withdrawn_.lower_bound(low));
   while (!waiting_on_.empty() && waiting_on_.begin()->first < low) Wake(waiting_on_.begin()->first);
+  TryAgain();
 }
 
 }  // namespace landbridge

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -58,6 +59,7 @@ class Spanner {
   bool Satisfied(const After& after) const;
   void TryAssign(Ticket ticket);
   void Wake(Ticket ticket);
+  void TryAgain();
   void Forget();
 
   const uint64_t epoch_;
@@ -71,6 +73,7 @@ class Spanner {
   absl::btree_map<uint64_t, Ticket> committed_;      // by G
   absl::btree_set<Ticket> withdrawn_;
   absl::btree_map<Ticket, std::vector<Ticket>> waiting_on_;
+  std::deque<Ticket> again_;                         // of those: now
 };
 
 }  // namespace landbridge
