@@ -26,7 +26,7 @@ RULES = {
     "sharding": {"base", "proto"},
     "dataplane": {"base", "env"},
     "collectives": {"base", "dataplane", "hlo", "pjrt", "proto"},
-    "compiler": {"base", "env", "pjrt", "hlo", "proto"},
+    "compiler": {"base", "env", "collectives", "pjrt", "hlo", "proto"},
     "worker": {"base", "env", "cluster", "pjrt", "hlo", "dataplane", "sharding", "compiler", "proto"},
     "controller": {"base", "sharding", "proto"},
     "resource_manager": {"base", "env", "cluster", "proto"},

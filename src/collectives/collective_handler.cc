@@ -104,8 +104,14 @@ pjrt::XLA_FFI_Error* Handle(pjrt::XLA_FFI_CallFrame* raw) {
 }  // namespace
 
 absl::Status RegisterCollectives(pjrt::Client& client) {
+  static absl::Mutex mutex(absl::kConstInit);
+  static pjrt::Plugin* registered = nullptr;  // plugins live for ever
+  absl::MutexLock lock(&mutex);
+  if (registered == &client.plugin()) return absl::OkStatus();
   LB_RETURN_IF_ERROR(client.plugin().RegisterFfiHandler(hlo::kCollectiveTarget, reinterpret_cast<void*>(&Handle)));
-  return client.CheckCustomCall(hlo::kCollectiveTarget);
+  LB_RETURN_IF_ERROR(client.CheckCustomCall(hlo::kCollectiveTarget));
+  registered = &client.plugin();
+  return absl::OkStatus();
 }
 
 CollectiveRegistration::CollectiveRegistration(int64_t run_id, std::shared_ptr<const CollectiveProgram> program,

@@ -14,7 +14,7 @@ class Client;
 
 namespace landbridge {
 
-// Registers the handler with the client's plugin, and proves by a compile that it took. Before any program that has
+// Registers the handler with the client's plugin, and proves by a compile that it took; again: no effect. Any thread. Before any program that has
 // collectives is compiled or loaded. A process that only compiles needs no launches: calls fail FAILED_PRECONDITION.
 absl::Status RegisterCollectives(pjrt::Client& client);
 

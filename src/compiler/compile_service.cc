@@ -104,6 +104,7 @@ class CompileService::Impl {
     job->call.set_compile_options(SerializeDeterministic(options->proto));
     job->call.set_program(std::move(request.program));
     job->call.set_test_fault(request.test_fault);
+    job->call.set_split(request.split && options->num_devices() > 1);
     job->key = Key(job->call);
     job->callbacks.push_back(std::move(callback));
 
@@ -161,6 +162,7 @@ class CompileService::Impl {
     AppendPart(text, Sha256Raw(call.program()));
     AppendPart(text, call.compile_options());
     AppendPart(text, call.test_fault());
+    AppendPart(text, call.split() ? "split" : "");
     AppendPart(text, plugin_sha256_);
     AppendPart(text, HostIdentity::Current(plugin_sha256_, "cpu").cpu_features);
     for (const std::string& entry : options_.environment) AppendPart(text, entry);

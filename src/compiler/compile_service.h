@@ -18,6 +18,9 @@ namespace landbridge {
 struct CompileRequest {
   std::string program;          // StableHLO: text, or the bytes that the client sent
   std::string compile_options;  // serialized xla.CompileOptionsProto; any device assignment in it is replaced by 0..n-1
+  // The devices belong to several processes: what comes out is a program of one device that each of them runs, with its
+  // collectives as calls (ExecutableInfo.split). Costs a second compile. No effect on programs of one device.
+  bool split = false;
   // Tests only: "abort", "loop", "allocate". INVALID_ARGUMENT unless CompileServiceOptions::enable_test_faults.
   std::string test_fault;
 };

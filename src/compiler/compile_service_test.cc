@@ -18,6 +18,8 @@
 #include "absl/strings/str_split.h"
 #include "base/dtype.h"
 #include "base/sha256.h"
+#include "collectives/collective_handler.h"
+#include "collectives/engine_test_util.h"
 #include "compiler/load.h"
 #include "pjrt/client.h"
 #include "pjrt/test_support.h"
@@ -453,6 +455,52 @@ TEST_F(CompileServiceTest, QueueIsBounded) {
   EXPECT_LE(refused, 2u);
   service.reset();
   EXPECT_EQ(closed + refused, requests);
+}
+
+// Two results, one a sum over all devices, on two workers of two devices each.
+TEST_F(CompileServiceTest, SplitProgramsRunOnSeveralWorkers) {
+  CompileRequest request = Request(pjrt::kShardedProgram, 4);
+  const auto whole = Value(CompileNow(*service_, request));
+  request.split = true;
+  const auto split = Value(CompileNow(*service_, request));
+  EXPECT_NE(split->envelope_sha256, whole->envelope_sha256);
+  EXPECT_TRUE(split->info.split());
+  EXPECT_FALSE(whole->info.split());
+  EXPECT_EQ(split->info.num_devices(), 4);
+  ASSERT_EQ(split->info.outputs_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(split->info.outputs(i).SerializeAsString(), whole->info.outputs(i).SerializeAsString());
+  }
+  EXPECT_THAT(split->info.collectives(), ElementsAre("all-reduce"));
+
+  LoadedProgram program = Value(LoadEnvelope(*client_, split->envelope, {1, 0}));
+  ASSERT_NE(program.collectives, nullptr);
+  TestWorkers workers(program.collectives, {0, 0, 1, 1});
+  std::vector<CollectiveRegistration> launches;
+  for (int w : {0, 1}) {
+    absl::flat_hash_map<int32_t, int32_t> devices;
+    for (int d : {2 * w, 2 * w + 1}) devices[client_->devices()[static_cast<size_t>(d)].id] = d;
+    launches.emplace_back(500 + w, program.collectives, workers.run(w), devices);
+  }
+  std::vector<std::thread> threads;
+  for (int d = 0; d < 4; ++d) {
+    threads.emplace_back([&, d] {
+      const auto i = static_cast<size_t>(d);
+      Buffer input = Upload({static_cast<float>(2 * d), static_cast<float>(2 * d + 1)}, i);
+      Buffer* argument = &input;
+      auto result = Value(program.executable->ExecuteOnDevice(
+          client_->devices()[i].handle, absl::MakeConstSpan(&argument, 1), {.launch_id = 500 + d / 2}));
+      EXPECT_TRUE(result.done.Await().ok());
+      EXPECT_THAT(Download(result.outputs[0]), ElementsAre(4.0f * static_cast<float>(d), 4.0f * static_cast<float>(d) + 2));
+      EXPECT_THAT(Download(result.outputs[1]), ElementsAre(28.0f));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  // Of one device: the same as ever.
+  request = Request(pjrt::kAddProgram);
+  request.split = true;
+  EXPECT_FALSE(Value(CompileNow(*service_, request))->info.split());
 }
 
 TEST_F(CompileServiceTest, StartErrors) {

@@ -18,11 +18,13 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "collectives/collective_handler.h"
 #include "compiler/envelope.h"
 #include "compiler/errors.h"
 #include "compiler/frame_io.h"
 #include "compiler/metadata.h"
 #include "compiler/options.h"
+#include "hlo/rewrite_collectives.h"
 #include "pjrt/client.h"
 #include "pjrt/plugin.h"
 #include "pjrt/virtual_compute.h"
@@ -104,20 +106,17 @@ class Child {
     }
     LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
     LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
-    auto executable = client_->Compile(call.program(), "mlir", options.proto.SerializeAsString());
-    auto* build = options.proto.mutable_executable_build_options();
-    if (!executable.ok() && !build->use_shardy_partitioner() && absl::StrContains(call.program(), "sdy")) {
-      // Modules with Shardy's operations need its partitioner, whatever the options say.
-      build->set_use_shardy_partitioner(true);
-      auto again = client_->Compile(call.program(), "mlir", options.proto.SerializeAsString());
-      if (again.ok()) executable = std::move(again);
-    }
-    if (!executable.ok()) return FromCompileError(executable.status(), "compiling the program");
-    pjrt::LoadedExecutable& loaded = **executable;
-    LB_ASSIGN_OR_RETURN(ExecutableInfo info, DescribeExecutable(loaded, options));
+    const bool split = call.split() && options.num_devices() > 1;
+    LB_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                        CompileWhole(call.program(), options, split));
+    LB_ASSIGN_OR_RETURN(ExecutableInfo info, DescribeExecutable(*executable, options));
     ExecutableBody body;
-    auto serialized = loaded.Serialize();
-    if (!serialized.ok()) return FromPluginError(serialized.status(), absl::StrCat("serializing program ", info.name()));
+    if (split) {
+      LB_RETURN_IF_ERROR(Split(executable, options, info, *body.mutable_collectives()));
+    }
+    auto serialized = executable->Serialize();
+    if (!serialized.ok())
+      return FromPluginError(serialized.status(), absl::StrCat("serializing program ", info.name()));
     body.set_serialized(*std::move(serialized));
     body.set_compile_options(SerializeDeterministic(options.proto));
     *body.mutable_info() = info;
@@ -132,6 +131,48 @@ class Child {
   }
 
  private:
+  // For all its devices. `quick`: only its optimised HLO is wanted, which is the same; its code need not be good.
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWhole(const std::string& program,
+                                                                       NormalizedOptions& options, bool quick) {
+    auto compile = [&] {
+      xla::CompileOptionsProto proto = options.proto;
+      if (quick) {
+        auto& overrides = *proto.mutable_env_option_overrides();
+        overrides["xla_backend_optimization_level"].set_int_field(0);
+        overrides["xla_llvm_disable_expensive_passes"].set_bool_field(true);
+      }
+      return client_->Compile(program, "mlir", proto.SerializeAsString());
+    };
+    auto executable = compile();
+    auto* build = options.proto.mutable_executable_build_options();
+    if (!executable.ok() && !build->use_shardy_partitioner() && absl::StrContains(program, "sdy")) {
+      // Modules with Shardy's operations need its partitioner, whatever the options say.
+      build->set_use_shardy_partitioner(true);
+      auto again = compile();
+      if (again.ok()) executable = std::move(again);
+    }
+    if (!executable.ok()) return FromCompileError(executable.status(), "compiling the program");
+    return executable;
+  }
+
+  // Puts a program of one device in the place of one for many.
+  absl::Status Split(std::unique_ptr<pjrt::LoadedExecutable>& executable, NormalizedOptions& options,
+                     ExecutableInfo& info, CollectiveTable& table) {
+    LB_RETURN_IF_ERROR(RegisterCollectives(*client_));
+    LB_ASSIGN_OR_RETURN(const std::string optimised, executable->OptimizedProgram());
+    LB_ASSIGN_OR_RETURN(hlo::SplitModule split,
+                        hlo::RewriteCollectives(optimised, {options.num_replicas, options.num_partitions}));
+    table = std::move(split.table);
+    MakeSingleDevice(options.proto);
+    auto single = client_->Compile(split.program, "hlo", options.proto.SerializeAsString());
+    if (!single.ok()) {
+      return FromCompileError(single.status(), absl::StrCat("compiling program ", info.name(), " for several workers"));
+    }
+    executable = *std::move(single);
+    info.set_split(true);
+    return DescribeMemoryAndCode(*executable, info);
+  }
+
   // A client has as many devices as it was made with; they cost threads, so grow on demand.
   absl::Status EnsureDevices(int count) {
     if (client_ != nullptr && client_->devices().size() >= static_cast<size_t>(count)) return absl::OkStatus();
@@ -139,7 +180,8 @@ class Child {
     while (devices < count) devices *= 2;
     client_.reset();
     auto client = plugin_->CreateClient(pjrt::Plugin::CpuOptions(devices));
-    if (!client.ok()) return FromPluginError(client.status(), absl::StrCat("a compile client of ", devices, " devices"));
+    if (!client.ok())
+      return FromPluginError(client.status(), absl::StrCat("a compile client of ", devices, " devices"));
     client_ = *std::move(client);
     return absl::OkStatus();
   }

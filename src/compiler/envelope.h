@@ -11,7 +11,7 @@
 
 namespace landbridge {
 
-constexpr uint32_t kEnvelopeFormatVersion = 1;
+constexpr uint32_t kEnvelopeFormatVersion = 2;
 
 // What must fit between the process that compiled and the one that loads.
 struct HostIdentity {

@@ -79,8 +79,8 @@ TEST(Envelope, ForeignOnesAreRefusedByName) {
 
   ExecutableEnvelope envelope;
   ASSERT_TRUE(envelope.ParseFromString(Sealed()));
-  envelope.set_format_version(2);
-  EXPECT_THAT(Refusal(envelope.SerializeAsString(), Identity()), HasSubstr("format 2"));
+  envelope.set_format_version(kEnvelopeFormatVersion + 1);
+  EXPECT_THAT(Refusal(envelope.SerializeAsString(), Identity()), HasSubstr(absl::StrCat("format ", kEnvelopeFormatVersion + 1)));
   EXPECT_THAT(Refusal(SealEnvelope(ExecutableBody(), Identity()), Identity()), HasSubstr("no code"));
 }
 

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "collectives/collective_handler.h"
 #include "compiler/errors.h"
 #include "compiler/options.h"
 #include "proto/xla/compile_options.pb.h"
@@ -32,12 +33,21 @@ absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_vi
     }
   }
   const size_t wanted = static_cast<size_t>(info.num_devices());
-  if (info.portable() ? device_ordinals.size() > 1 : device_ordinals.size() != wanted) {
+  if (!info.split() && (info.portable() ? device_ordinals.size() > 1 : device_ordinals.size() != wanted)) {
     return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " is for ", info.num_devices(),
                                                    " devices, but ", device_ordinals.size(), " were named"));
   }
+  if (info.split()) {
+    LB_ASSIGN_OR_RETURN(program.collectives, CollectiveProgram::Make(body.collectives()));
+    if (program.collectives->num_devices() != info.num_devices()) {
+      return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " came with collectives for ",
+                                                     program.collectives->num_devices(), " devices instead of ",
+                                                     info.num_devices()));
+    }
+    LB_RETURN_IF_ERROR(RegisterCollectives(client));
+  }
   std::string options;
-  if (!info.portable()) {
+  if (!info.portable() && !info.split()) {
     xla::CompileOptionsProto proto;
     if (!proto.ParseFromString(body.compile_options()) ||
         static_cast<int64_t>(info.num_replicas()) * info.num_partitions() != info.num_devices()) {

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "collectives/collective_program.h"
 #include "compiler/envelope.h"
 #include "pjrt/client.h"
 #include "proto/landbridge/executable.pb.h"
@@ -15,11 +16,14 @@ namespace landbridge {
 
 struct LoadedProgram {
   ExecutableInfo info;
+  // Of split programs, else null. A launch of one needs a CollectiveRegistration.
+  std::shared_ptr<const CollectiveProgram> collectives;
   std::unique_ptr<pjrt::LoadedExecutable> executable;
 };
 
 // `device_ordinals`: index into client.devices() for each logical device (replica-major, then partition), all
-// different; any order. Portable programs take none or one (it is not used: name the device at each launch).
+// different; any order. Portable programs take none or one, split programs any (they are
+// not used: name the device at each launch).
 // Wrong counts, duplicates and unknown ordinals are refused here (INVALID_ARGUMENT): the plugin aborts on them.
 // Safe to call from several threads. Missing custom-call handlers: UNIMPLEMENTED naming the target.
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,

@@ -122,11 +122,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   take_kinds(executable.ParameterMemoryKinds(), info.mutable_parameters());
   take_kinds(executable.OutputMemoryKinds(), info.mutable_outputs());
   for (int32_t parameter : facts.donated_parameters) info.add_donated_parameters(parameter);
-  if (auto stats = executable.GetMemoryStats(); stats.ok()) {
-    DescribeMemory(*stats, *info.mutable_memory_stats());
-    info.set_temp_bytes_per_device(info.memory_stats().temp_size_in_bytes());
-  }
-  if (auto bytes = executable.CodeBytes(); bytes.ok() && *bytes > 0) info.set_code_bytes(*bytes);
+  LB_RETURN_IF_ERROR(DescribeMemoryAndCode(executable, info));
   if (auto cost = executable.CostAnalysis(); cost.ok()) {
     for (const auto& [name, value] : *cost) (*info.mutable_cost()->mutable_properties())[name] = value;
   } else {
@@ -145,6 +141,15 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   info.set_has_collectives(!facts.collectives.empty());
   info.set_flops_per_device(facts.dot_flops);
   return info;
+}
+
+absl::Status DescribeMemoryAndCode(pjrt::LoadedExecutable& executable, ExecutableInfo& info) {
+  if (auto stats = executable.GetMemoryStats(); stats.ok()) {
+    DescribeMemory(*stats, *info.mutable_memory_stats());
+    info.set_temp_bytes_per_device(info.memory_stats().temp_size_in_bytes());
+  }
+  if (auto bytes = executable.CodeBytes(); bytes.ok() && *bytes > 0) info.set_code_bytes(*bytes);
+  return absl::OkStatus();
 }
 
 }  // namespace landbridge

@@ -37,6 +37,22 @@ void SetDeviceAssignment(xla::CompileOptionsProto& options, int num_replicas, in
   }
 }
 
+void MakeSingleDevice(xla::CompileOptionsProto& options) {
+  xla::ExecutableBuildOptionsProto& build = *options.mutable_executable_build_options();
+  build.set_num_replicas(1);
+  build.set_num_partitions(1);
+  build.clear_device_assignment();
+  build.set_use_spmd_partitioning(false);
+  build.set_use_auto_spmd_partitioning(false);
+  build.set_use_shardy_partitioner(false);
+  build.clear_allow_spmd_sharding_propagation_to_parameters();
+  build.clear_allow_spmd_sharding_propagation_to_output();
+  build.clear_result_layout();
+  build.set_run_backend_only(true);
+  options.clear_argument_layouts();
+  options.set_compile_portable_executable(true);
+}
+
 absl::StatusOr<NormalizedOptions> NormalizeOptions(absl::string_view client_options) {
   NormalizedOptions result;
   xla::CompileOptionsProto& options = result.proto;

@@ -25,6 +25,10 @@ absl::StatusOr<NormalizedOptions> NormalizeOptions(absl::string_view client_opti
 // The same bytes for equal options, map entries in order.
 std::string SerializeDeterministic(const google::protobuf::MessageLite& message);
 
+// Makes them fit for an optimised module of one device that a whole program was turned into: nothing but code is
+// generated from it (the module's own layouts hold), and it loads on any device.
+void MakeSingleDevice(xla::CompileOptionsProto& options);
+
 // Puts `device_ids` (replica-major, then partition) into the options as their assignment.
 void SetDeviceAssignment(xla::CompileOptionsProto& options, int num_replicas, int num_partitions,
                          absl::Span<const int> device_ids);
