@@ -27,7 +27,7 @@ RULES = {
     "dataplane": {"base", "env"},
     "collectives": {"base", "dataplane", "hlo", "pjrt", "proto"},
     "compiler": {"base", "env", "collectives", "pjrt", "hlo", "proto"},
-    "worker": {"base", "env", "cluster", "pjrt", "hlo", "dataplane", "sharding", "compiler", "proto"},
+    "worker": {"base", "env", "cluster", "pjrt", "hlo", "dataplane", "collectives", "sharding", "compiler", "proto"},
     "controller": {"base", "sharding", "proto"},
     "resource_manager": {"base", "env", "cluster", "proto"},
     "frontdoor": {"base", "env", "controller", "sharding", "compiler", "dataplane", "proto"},

@@ -45,6 +45,7 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
   void Abort(const absl::Status& why) override {
     std::vector<std::shared_ptr<GroupCall>> calls;
     std::vector<dataplane::PullId> pulls;
+    std::vector<absl::AnyInvocable<void(const absl::Status&)>> stalled;
     {
       absl::MutexLock lock(&mutex_);
       if (!aborted_.ok()) return;
@@ -52,10 +53,12 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
       for (auto& [key, call] : collecting_) calls.push_back(call);
       collecting_.clear();
       pulls.assign(pulls_.begin(), pulls_.end());
+      stalled.swap(stalled_);
     }
     // Peers that wait for ours hear it; and when none reads our memory any more, what was published is over.
     options_.plane->CloseSpace(launch_.space, why, [self = shared_from_this()] { self->EndOutgoing(); });
     for (dataplane::PullId pull : pulls) options_.plane->Cancel(pull, why);
+    for (auto& done : stalled) done(why);
     for (const auto& call : calls) call->Drop(why);
   }
 
@@ -180,12 +183,19 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
   }
 
   void Pulled(PullEntry& entry, const absl::Status& status) {
+    absl::Status known = status;
     {
       absl::MutexLock lock(&mutex_);
       entry.over = true;
       if (entry.id.has_value()) pulls_.erase(*entry.id);
+      if (!status.ok() && !aborted_.ok()) known = aborted_;
+      if (absl::IsUnavailable(known) && aborted_.ok() && options_.on_broken) {
+        stalled_.push_back(std::move(entry.done));
+        known = absl::OkStatus();
+      }
     }
-    entry.done(status);
+    if (entry.done) return entry.done(known);
+    options_.on_broken(status);
   }
 
   void Withdraw(const dataplane::Key& name) {
@@ -213,6 +223,7 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
   std::map<CallName, std::shared_ptr<GroupCall>> collecting_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<dataplane::Key, std::shared_ptr<Outgoing>> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::set<dataplane::PullId> pulls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::AnyInvocable<void(const absl::Status&)>> stalled_ ABSL_GUARDED_BY(mutex_);  // pulls that broke
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   int64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -66,6 +66,9 @@ struct CollectiveEngineOptions {
   dataplane::DataPlane* plane = nullptr;  // outlives the runs
   // Runs tasks on a few threads, never inside the call. Reductions and the rest of programs run there.
   std::function<void(absl::AnyInvocable<void()>)> executor;
+  // A connection broke. Who died, and what to call it, is the control plane's to know: what waited stays so until Abort, which
+  // must come. Empty: the launch is aborted with this very status. May be called several times, from the data plane's thread.
+  std::function<void(const absl::Status&)> on_broken;
 };
 
 // INVALID_ARGUMENT if the launch has other devices than its program.

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "collectives/engine_test_util.h"
 #include "collectives/group_layout.h"
 #include "collectives/reduce.h"
@@ -284,6 +286,40 @@ TEST(CollectiveEngine, LostWorkerEndsTheLaunch) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_EQ(workers.run(0)->pending(), 0);
+}
+
+// A broken connection is no reason by itself: the calls end with what the control plane then says.
+TEST(CollectiveEngine, ABrokenConnectionWaitsForTheControlPlane) {
+  const Case c{CollectiveOp::ALL_GATHER, kAll, {100'000}};
+  absl::Notification broken;
+  std::atomic<bool> told{false};  // it may be said more than once
+  TestWorkers workers(ProgramOf(c), kPlacements[1], 77, [&](const absl::Status& why) {
+    EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+    if (!told.exchange(true)) broken.Notify();
+  });
+  Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::string result(100'000 * 4 * 8, '\0');
+  std::vector<absl::Status> statuses(4, absl::UnknownError("not done"));
+  absl::BlockingCounter left(4);
+  std::vector<std::string> results(4, result);
+  for (int d = 0; d < 4; ++d) {
+    const auto i = static_cast<size_t>(d);
+    CollectiveCall call;
+    call.device = d;
+    call.operands = {Data(operands[i][0])};
+    call.results = {reinterpret_cast<std::byte*>(results[i].data())};
+    call.done = [&left, status = &statuses[i]](const absl::Status& done) {
+      *status = done;
+      left.DecrementCount();
+    };
+    workers.run(0)->Call(std::move(call));
+  }
+  workers.plane(1).Shutdown();
+  broken.WaitForNotification();
+  EXPECT_TRUE(workers.run(0)->status().ok());
+  workers.run(0)->Abort(absl::DataLossError("worker 1 died"));
+  left.Wait();
+  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
 }
 
 TEST(CollectiveProgram, DamagedTablesAreRefused) {

@@ -57,8 +57,11 @@ class TestWorkers {
  public:
   // `worker_of_device`: small numbers, by logical device.
   TestWorkers(std::shared_ptr<const CollectiveProgram> program, const std::vector<int>& worker_of_device,
-              uint64_t space = 77)
-      : program_(std::move(program)), worker_of_device_(worker_of_device), executor_(3) {
+              uint64_t space = 77, std::function<void(const absl::Status&)> on_broken = {})
+      : program_(std::move(program)),
+        worker_of_device_(worker_of_device),
+        on_broken_(std::move(on_broken)),
+        executor_(3) {
     int count = 0;
     for (int worker : worker_of_device) count = std::max(count, worker + 1);
     for (int w = 0; w < count; ++w) {
@@ -83,7 +86,8 @@ class TestWorkers {
     for (auto& plane : planes_) {
       auto run =
           StartCollectives({.plane = plane.get(),
-                            .executor = [this](absl::AnyInvocable<void()> task) { executor_.Run(std::move(task)); }},
+                            .executor = [this](absl::AnyInvocable<void()> task) { executor_.Run(std::move(task)); },
+                            .on_broken = on_broken_},
                            {.program = program_, .space = space, .worker_of_device = peers});
       LB_CHECK(run.ok());
       runs_.push_back(*std::move(run));
@@ -134,6 +138,7 @@ class TestWorkers {
   static size_t Index(int i) { return static_cast<size_t>(i); }
   std::shared_ptr<const CollectiveProgram> program_;
   const std::vector<int> worker_of_device_;
+  const std::function<void(const absl::Status&)> on_broken_;
   dataplane::InProcessFabric fabric_;
   TestExecutor executor_;
   std::vector<std::unique_ptr<dataplane::DataPlane>> planes_;

@@ -59,36 +59,14 @@ absl::Status ClusterTable::CheckDevices(const Sharding& sharding) const {
   return absl::OkStatus();
 }
 
-absl::Status ClusterTable::CheckProgramDevices(absl::Span<const DeviceId> devices) const {
+absl::StatusOr<bool> ClusterTable::SpansWorkers(absl::Span<const DeviceId> devices) const {
   if (devices.empty()) return absl::InvalidArgumentError("a program needs at least one device");
-  bool one_worker = true;
+  bool spans = false;
   for (DeviceId device : devices) {
     if (!Known(device)) return Find(device).status();
-    one_worker &= At(device).slot == At(devices[0]).slot;
+    spans |= At(device).slot != At(devices[0]).slot;
   }
-  if (one_worker) return absl::OkStatus();
-  std::set<int> slices;
-  std::set<SlotId> workers;
-  for (DeviceId device : devices) {
-    const SlotId& slot = slots_[static_cast<size_t>(At(device).slot)].id;
-    slices.insert(slot.slice.value());
-    workers.insert(slot);
-  }
-  std::vector<std::string> names;
-  if (slices.size() > 1) {
-    for (int slice : slices) names.push_back(absl::StrCat("slice ", slice));
-  } else {
-    for (const SlotId& worker : workers) names.push_back(absl::StrCat("worker ", worker.ToString()));
-  }
-  if (names.size() > 8) {
-    const size_t more = names.size() - 8;
-    names.resize(8);
-    names.push_back(absl::StrCat(more, " more"));
-  }
-  return absl::UnimplementedError(absl::StrCat(
-      "one program over devices of several workers (", absl::StrJoin(names, ", "),
-      ") is not supported yet. Use a mesh of the devices of one ", slices.size() > 1 ? "slice" : "worker",
-      " per jitted function and move arrays between meshes with jax.device_put"));
+  return spans;
 }
 
 ClusterTable::Slot* ClusterTable::FindSlot(SlotId id) {

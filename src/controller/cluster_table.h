@@ -53,6 +53,8 @@ struct Life {
   absl::flat_hash_set<Incarnation> pullers;    // that it was told to publish to
   PlansTold plans;                             // what it knows by number
   LaunchDifferences differences;               // of its stream
+  uint64_t last_span = 0;                      // number of the latest span that has a part here
+  std::vector<SpanPlace> void_spans;           // numbers that will not come, to be told once it is up
 };
 
 // Lives are freed when they end; whoever holds a Life* lets go of it in Controller::OnWorkerLost.
@@ -79,7 +81,8 @@ class ClusterTable {
   DeviceLocation LocationOf(DeviceId device) const;
 
   absl::Status CheckDevices(const Sharding& sharding) const;
-  absl::Status CheckProgramDevices(absl::Span<const DeviceId> devices) const;
+  // Whether a program on these devices spans workers. INVALID_ARGUMENT for none, and for those that there are not.
+  absl::StatusOr<bool> SpansWorkers(absl::Span<const DeviceId> devices) const;
 
   std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }

@@ -16,6 +16,7 @@ Controller::Impl::Impl(Options options, ControllerSink* sink)
       programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
 
 void Controller::Impl::Settle() {
+  if (std::exchange(recheck_spans_, false)) dispatcher_.RecheckAll();
   dispatcher_.FlushAll();
   requests_.Deliver();
 }
@@ -46,11 +47,18 @@ void Controller::Impl::OnWorkerUp(SlotId slot_id, Incarnation worker, std::strin
     *op.mutable_scheduling() = options_.scheduling;
     dispatcher_.SendNow(life, std::move(op));
   }
+  for (SpanPlace& place : life->void_spans) {
+    WorkerOp op;
+    *op.mutable_void_span()->mutable_place() = std::move(place);
+    dispatcher_.SendNow(life, std::move(op));
+  }
+  life->void_spans.clear();
   dispatcher_.OnUp(life);
   Settle();
 }
 
 bool Controller::Impl::MustWait(const WorkerOp& op) const {
+  if (op.has_launch() && op.launch().has_span() && NeedsAbsentPart(op.launch())) return true;
   return NeedsAbsentPeer(op) || (options_.sequential_dispatch && NeedsUnfinishedNode(op));
 }
 
@@ -100,6 +108,7 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
   switch (op->op_case()) {
     case WorkerOp::kLaunch:
       if (ctl::Node* node = nodes_.Find(Ticket(op->launch().ticket()))) node->sent = true;
+      if (op->launch().has_span()) BeforeSpanSent(life, op->mutable_launch());
       life->differences.Encode(op->mutable_launch());
       return;
     case WorkerOp::kUnload:
@@ -221,7 +230,11 @@ void Controller::Impl::OnProgress(Life* life, const Progress& progress) {
 void Controller::Impl::EndNode(Ticket ticket, const absl::Status& error) {
   ctl::Node* node = nodes_.Find(ticket);
   if (node == nullptr) return;
-  if (!error.ok()) nodes_.KeepFailure(ticket, node->session, error);
+  if (!error.ok()) {
+    nodes_.KeepFailure(ticket, node->session, error);
+    FailSpan(ticket, error);
+  }
+  spans_.EndPart(ticket);
   nodes_.Erase(ticket);
   requests_.EndLaunch(ticket, error);
 }
@@ -281,6 +294,7 @@ void Controller::Impl::CloseSession(SessionId session, const absl::Status& why) 
   }
   dispatcher_.FlushAll();
   buffers_.DropSession(session);
+  DropSpans(session, why);
   for (Ticket ticket : nodes_.Select([session](const ctl::Node& node) { return node.session == session; })) {
     ctl::Node* node = nodes_.Find(ticket);
     Life* life = node->sent ? node->life : nullptr;
@@ -375,8 +389,8 @@ absl::StatusOr<bool> Controller::IsDeleted(SessionId session, ArrayId array) con
   return impl_->IsDeleted(session, array);
 }
 const ArraySpec* Controller::Spec(SessionId session, ArrayId array) const { return impl_->Spec(session, array); }
-absl::Status Controller::CheckProgramDevices(absl::Span<const DeviceId> devices) const {
-  return impl_->CheckProgramDevices(devices);
+absl::StatusOr<bool> Controller::SpansWorkers(absl::Span<const DeviceId> devices) const {
+  return impl_->SpansWorkers(devices);
 }
 absl::StatusOr<ExecutableId> Controller::AddExecutable(SessionId session, std::shared_ptr<const ProgramImage> program,
                                                        std::vector<DeviceId> devices) {

@@ -179,8 +179,9 @@ class Controller {
   const ArraySpec* Spec(SessionId session, ArrayId array) const;   // null: unknown
 
   // --- Programs.
-  // Devices known, of one worker (else UNIMPLEMENTED naming the slices and the cure).
-  absl::Status CheckProgramDevices(absl::Span<const DeviceId> devices) const;
+  // Whether a program on these devices spans workers; then it has to be compiled for that (ExecutableInfo.split).
+  // INVALID_ARGUMENT for devices that there are not.
+  absl::StatusOr<bool> SpansWorkers(absl::Span<const DeviceId> devices) const;
   absl::StatusOr<ExecutableId> AddExecutable(SessionId session, std::shared_ptr<const ProgramImage> program,
                                              std::vector<DeviceId> devices);
   void ReleaseExecutable(SessionId session, ExecutableId executable);

@@ -19,6 +19,7 @@
 #include "controller/plan_table.h"
 #include "controller/program_table.h"
 #include "controller/requests.h"
+#include "controller/span_table.h"
 #include "controller/transfer_table.h"
 
 namespace landbridge {
@@ -56,9 +57,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   absl::Status Delete(SessionId session, ArrayId array);
   absl::StatusOr<bool> IsDeleted(SessionId session, ArrayId array) const;
   const ArraySpec* Spec(SessionId session, ArrayId array) const;
-  absl::Status CheckProgramDevices(absl::Span<const DeviceId> devices) const {
-    return cluster_.CheckProgramDevices(devices);
-  }
+  absl::StatusOr<bool> SpansWorkers(absl::Span<const DeviceId> devices) const { return cluster_.SpansWorkers(devices); }
   absl::StatusOr<ExecutableId> AddExecutable(SessionId session, std::shared_ptr<const ProgramImage> program,
                                              std::vector<DeviceId> devices);
   void ReleaseExecutable(SessionId session, ExecutableId executable) { programs_.Release(session, executable); }
@@ -126,6 +125,15 @@ class Controller::Impl : private ctl::DispatchHooks {
   void EndTransfer(TransferId id);   // the destination needs it no more
   void CancelPublication(Life* source, TransferId transfer);
 
+  // execute.cc
+  static void NameSpan(const ctl::Placement& placement, const ctl::Placement::Part& here, LaunchSpan* span);
+
+  // spans.cc
+  bool NeedsAbsentPart(const Launch& launch) const;
+  void BeforeSpanSent(Life* life, Launch* launch);
+  void FailSpan(Ticket ticket, const absl::Status& why);
+  void DropSpans(SessionId session, const absl::Status& why);
+
   // loss.cc
   // Receives at `life` that wait and need transfers that will never come: their targets become errors.
   struct Doomed {
@@ -144,6 +152,8 @@ class Controller::Impl : private ctl::DispatchHooks {
   ctl::Dispatcher dispatcher_;
   ctl::BufferTable buffers_;
   ctl::NodeTable nodes_;
+  ctl::SpanTable spans_;
+  bool recheck_spans_ = false;         // some that wait go out now, as failed
   ctl::TransferTable transfers_;
   ctl::PlanTable plans_;
   ctl::HostUploads uploads_;
@@ -154,6 +164,8 @@ class Controller::Impl : private ctl::DispatchHooks {
   std::array<SpecPtr, 256> specs_;
   std::vector<ctl::ShardRef> killed_;          // scratch of Execute
   std::vector<Array*> args_;                   // scratch of Execute
+  std::vector<Group*> groups_;                 // scratch of Execute
+  std::vector<std::pair<Life*, WorkerOp>> ops_;  // scratch of Execute
   uint64_t stale_reports_ = 0;
 };
 

@@ -855,13 +855,11 @@ TEST_F(ControllerTest, PortablePrograms) {
   Close();
 }
 
-TEST_F(ControllerTest, ProgramsOverSeveralWorkersAreRefusedByName) {
-  absl::Status status = controller().CheckProgramDevices({DeviceId(0), DeviceId(2)});
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("slice 0, slice 1"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("jax.device_put"));
-  EXPECT_TRUE(controller().CheckProgramDevices(world.Devices(1)).ok());
-  EXPECT_EQ(controller().CheckProgramDevices({DeviceId(44)}).code(), absl::StatusCode::kInvalidArgument);
+TEST_F(ControllerTest, ProgramsOverSeveralWorkersNeedToBeCompiledForThat) {
+  EXPECT_TRUE(controller().SpansWorkers({DeviceId(0), DeviceId(2)}).value());
+  EXPECT_FALSE(controller().SpansWorkers(world.Devices(1)).value());
+  EXPECT_EQ(controller().SpansWorkers({DeviceId(44)}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(controller().SpansWorkers({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(ControllerTest, StaleReportsAreCountedAndIgnored) {

@@ -85,8 +85,10 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
 
   ExecuteResult result;
   result.ticket = nodes_.NextTicket();
-  Life* life = cluster_.slots()[static_cast<size_t>(placement->slot)].life.get();
-  if (doomed.ok()) doomed = programs_.EnsureLoaded(program, life, session);
+  for (const ctl::Placement::Part& part : placement->parts) {
+    if (!doomed.ok()) break;
+    doomed = programs_.EnsureLoaded(program, cluster_.slots()[static_cast<size_t>(part.slot)].life.get(), session);
+  }
   if (!doomed.ok()) {
     // It starts nowhere, the worker need not hear of it. What it would have consumed is gone.
     doomed = ctl::WithOrigin(std::move(doomed), user_context, result.ticket);
@@ -102,52 +104,82 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
     return result;
   }
 
-  WorkerOp op;
-  Launch* launch = op.mutable_launch();
-  launch->set_ticket(result.ticket.value());
-  launch->set_executable(program->id.value());
-  launch->set_session(session.value());
-  launch->set_user_context(user_context);
-  launch->set_report_at_once(args.end_is_awaited);
-  if (!args.call_site.empty()) launch->set_call_site(args.call_site);
-  launch->set_priority(args.priority.value_or(hints->second.priority));
-  if (hints->second.weight != 1) launch->set_weight(static_cast<float>(hints->second.weight));
-  launch->set_phase(args.phase);
-  launch->mutable_devices()->Add(placement->ordinals.begin(), placement->ordinals.end());
-  launch->mutable_args()->Reserve(static_cast<int>(parameters));
-  for (size_t i = 0; i < parameters; ++i) {
-    LaunchArg* arg = launch->add_args();
-    const Array& array = *args_[i];
-    if (array.form == Array::Form::kWhole) {
-      arg->set_array(array.group->id.value());
-    } else {
-      for (uint32_t s = 0; s < array.size(); ++s) {
-        const ShardRef shard = array.at(s);
-        BufferRefProto* ref = arg->add_shards();
-        ref->set_array(shard.group->id.value());
-        ref->set_shard(shard.shard);
-      }
-    }
-    if (program->donates && donates(i)) launch->add_donated(static_cast<uint32_t>(i));
-  }
-  ctl::Node& node = nodes_.Add(result.ticket, life, session, now);
   const auto count = static_cast<uint32_t>(placement->devices.size());
+  groups_.clear();
   result.outputs.reserve(placement->outputs.size());
   for (size_t i = 0; i < placement->outputs.size(); ++i) {
     const ArrayId id = buffers_.NextId();
-    Group* group = buffers_.NewGroup(id, count, info.outputs(static_cast<int>(i)).device_bytes());
-    for (uint32_t s = 0; s < count; ++s) {
-      Shard& shard = group->at(s);
-      shard.life = life;
-      shard.flags = Shard::kTold;
-    }
-    buffers_.NewWhole(id, session, placement->outputs[i], group);
-    launch->add_outputs(id.value());
-    nodes_.AddArray(node, id);
+    groups_.push_back(buffers_.NewGroup(id, count, info.outputs(static_cast<int>(i)).device_bytes()));
+    buffers_.NewWhole(id, session, placement->outputs[i], groups_.back());
     result.outputs.push_back(id);
   }
-  dispatcher_.Send(life, std::move(op), session);
+  ctl::Span* span = placement->spans() ? &spans_.Add(session) : nullptr;
+  absl::InlinedVector<Ticket, 4> tickets{result.ticket};
+  if (span != nullptr) {
+    while (tickets.size() < placement->parts.size()) tickets.push_back(nodes_.NextTicket());
+    for (size_t p = 0; p < tickets.size(); ++p) {
+      spans_.AddPart(*span, tickets[p], cluster_.slots()[static_cast<size_t>(placement->parts[p].slot)].life.get());
+    }
+  }
+  for (size_t p = 0; p < placement->parts.size(); ++p) {
+    const ctl::Placement::Part& part = placement->parts[p];
+    Life* life = cluster_.slots()[static_cast<size_t>(part.slot)].life.get();
+    WorkerOp op;
+    Launch* launch = op.mutable_launch();
+    launch->set_ticket(tickets[p].value());
+    launch->set_executable(program->id.value());
+    launch->set_session(session.value());
+    launch->set_user_context(user_context);
+    launch->set_report_at_once(args.end_is_awaited);
+    if (!args.call_site.empty()) launch->set_call_site(args.call_site);
+    launch->set_priority(args.priority.value_or(hints->second.priority));
+    if (hints->second.weight != 1) launch->set_weight(static_cast<float>(hints->second.weight));
+    if (span == nullptr) launch->set_phase(args.phase);  // what spans workers waits for nobody's budget
+    launch->mutable_devices()->Add(part.ordinals.begin(), part.ordinals.end());
+    launch->mutable_args()->Reserve(static_cast<int>(parameters));
+    for (size_t i = 0; i < parameters; ++i) {
+      LaunchArg* arg = launch->add_args();
+      const Array& array = *args_[i];
+      if (array.form == Array::Form::kWhole) {
+        arg->set_array(array.group->id.value());
+      } else {
+        for (uint32_t s : part.shards) {
+          const ShardRef shard = array.at(s);
+          BufferRefProto* ref = arg->add_shards();
+          ref->set_array(shard.group->id.value());
+          ref->set_shard(shard.shard);
+        }
+      }
+      if (program->donates && donates(i)) launch->add_donated(static_cast<uint32_t>(i));
+    }
+    if (span != nullptr) NameSpan(*placement, part, launch->mutable_span());
+    ctl::Node& node = nodes_.Add(tickets[p], life, session, now);
+    if (span != nullptr) node.shards = part.shards;
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      for (uint32_t s : part.shards) {
+        Shard& shard = groups_[i]->at(s);
+        shard.life = life;
+        shard.flags = Shard::kTold;
+      }
+      launch->add_outputs(result.outputs[i].value());
+      nodes_.AddArray(node, result.outputs[i]);
+    }
+    ops_.emplace_back(life, std::move(op));
+  }
+  // All of them are known before the first is sent: it names the others.
+  for (auto& [life, op] : ops_) dispatcher_.Send(life, std::move(op), session);
+  ops_.clear();
   return result;
+}
+
+void Controller::Impl::NameSpan(const ctl::Placement& placement, const ctl::Placement::Part& here, LaunchSpan* span) {
+  span->mutable_shards()->Add(here.shards.begin(), here.shards.end());
+  span->mutable_worker_of_device()->Resize(static_cast<int>(placement.devices.size()), 0);
+  for (size_t p = 0; p < placement.parts.size(); ++p) {
+    for (uint32_t s : placement.parts[p].shards) {
+      span->set_worker_of_device(static_cast<int>(s), static_cast<uint32_t>(p));
+    }
+  }
 }
 
 // ---------------------------------------------------------------- waiting
@@ -197,7 +229,17 @@ void Controller::Impl::WhenDone(SessionId session, RequestId request, Ticket lau
   if (!sessions_.contains(session) || requests_.Taken(request)) return;
   requests_.OpenWait(request, session);
   const ctl::Node* node = nodes_.Find(launch);
-  if (node != nullptr && node->session == session) {
+  const std::shared_ptr<ctl::Span> span = spans_.Find(launch);
+  if (span != nullptr && span->session == session) {
+    for (const ctl::Span::Part& part : span->parts) {
+      if (nodes_.Find(part.ticket) != nullptr) {
+        requests_.AddPiece(request);
+        requests_.WaitForLaunch(request, part.ticket);
+      } else {
+        requests_.AddError(request, nodes_.Failure(part.ticket, session));
+      }
+    }
+  } else if (node != nullptr && node->session == session) {
     requests_.AddPiece(request);
     requests_.WaitForLaunch(request, launch);
   } else if (!nodes_.Issued(launch)) {

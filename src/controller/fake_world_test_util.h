@@ -102,6 +102,9 @@ class FakeWorld : public ControllerSink {
     std::map<uint64_t, StatusProto> lost_peers;
     std::set<uint64_t> known_peers;
     std::set<uint64_t> published_reads;
+    std::vector<LaunchSpan> spans;                     // as they came
+    std::map<uint64_t, StatusProto> aborted;
+    std::vector<SpanPlace> void_spans;
     std::vector<Task> tasks;
     uint64_t last_ticket = 0;
     size_t ops_seen = 0;
@@ -395,8 +398,11 @@ class FakeWorld : public ControllerSink {
     w.outbox.pop_front();
     controller.OnReport(w.incarnation, report, now);
   }
-  static RefKey ArgKey(const LaunchArg& arg, int device) {
-    return arg.shards_size() == 0 ? RefKey{arg.array(), static_cast<uint32_t>(device)} : KeyOf(arg.shards(device));
+  static uint32_t ShardOf(const Launch& launch, int device) {
+    return launch.has_span() ? launch.span().shards(device) : static_cast<uint32_t>(device);
+  }
+  static RefKey ArgKey(const Launch& launch, const LaunchArg& arg, int device) {
+    return arg.shards_size() == 0 ? RefKey{arg.array(), ShardOf(launch, device)} : KeyOf(arg.shards(device));
   }
   static BufferRefProto Ref(RefKey key) {
     BufferRefProto ref;
@@ -425,13 +431,14 @@ class FakeWorld : public ControllerSink {
         ASSERT_TRUE(w.programs.contains(launch.executable()));
         const ExecutableInfo& info = w.programs.at(launch.executable());
         EXPECT_EQ(launch.args_size(), info.parameters_size());
+        if (launch.has_span()) w.spans.push_back(launch.span());
         std::set<uint32_t> donated(launch.donated().begin(), launch.donated().end());
         for (int a = 0; a < launch.args_size(); ++a) {
-          for (int d = 0; d < launch.devices_size(); ++d) Use(w, Ref(ArgKey(launch.args(a), d)), op);
+          for (int d = 0; d < launch.devices_size(); ++d) Use(w, Ref(ArgKey(launch, launch.args(a), d)), op);
         }
         for (uint32_t a : donated) {
           for (int d = 0; d < launch.devices_size(); ++d) {
-            Buffer& buffer = w.buffers.at(ArgKey(launch.args(static_cast<int>(a)), d));
+            Buffer& buffer = w.buffers.at(ArgKey(launch, launch.args(static_cast<int>(a)), d));
             EXPECT_FALSE(buffer.gone);
             buffer.gone = true;
           }
@@ -439,7 +446,7 @@ class FakeWorld : public ControllerSink {
         const Dims dims(info.outputs(0).device_dims().begin(), info.outputs(0).device_dims().end());
         for (uint64_t output : launch.outputs()) {
           for (int d = 0; d < launch.devices_size(); ++d) {
-            NewBuffer(w, Ref({output, static_cast<uint32_t>(d)}), dims, launch.session());
+            NewBuffer(w, Ref({output, ShardOf(launch, d)}), dims, launch.session());
           }
         }
         const uint64_t session = launch.session();
@@ -552,6 +559,12 @@ class FakeWorld : public ControllerSink {
           NewBuffer(w, target.ref(), {}, 0).poison = op.poison().why();
         }
         return;
+      case WorkerOp::kAbortLaunch:
+        w.aborted[op.abort_launch().ticket()] = op.abort_launch().why();
+        return;
+      case WorkerOp::kVoidSpan:
+        w.void_spans.push_back(op.void_span().place());
+        return;
       case WorkerOp::kPeerLost:
         w.lost_peers[op.peer_lost().incarnation()] = op.peer_lost().why();
         return;
@@ -592,7 +605,7 @@ class FakeWorld : public ControllerSink {
   void DropTask(Worker& w, const Task& task) {
     if (task.kind == Task::kLaunch) {
       for (const LaunchArg& arg : task.op.launch().args()) {
-        for (int d = 0; d < task.op.launch().devices_size(); ++d) Unuse(w, ArgKey(arg, d));
+        for (int d = 0; d < task.op.launch().devices_size(); ++d) Unuse(w, ArgKey(task.op.launch(), arg, d));
       }
     } else if (task.kind == Task::kMakeBuffer) {
       for (const Piece& piece : task.op.make().buffers(task.index).pieces()) {
@@ -626,7 +639,7 @@ class FakeWorld : public ControllerSink {
       case Task::kLaunch:
         for (const LaunchArg& arg : task.op.launch().args()) {
           for (int d = 0; d < task.op.launch().devices_size(); ++d) {
-            if (!Settled(w, ArgKey(arg, d))) return false;
+            if (!Settled(w, ArgKey(task.op.launch(), arg, d))) return false;
           }
         }
         return true;
@@ -745,27 +758,29 @@ class FakeWorld : public ControllerSink {
     }
     for (const LaunchArg& arg : launch.args()) {
       for (int d = 0; d < launch.devices_size(); ++d) {
-        const Buffer& buffer = w.buffers.at(ArgKey(arg, d));
+        const Buffer& buffer = w.buffers.at(ArgKey(launch, arg, d));
         if (buffer.poison && !poison) poison = buffer.poison;
       }
     }
+    if (launch.span().has_failed() && !poison) poison = launch.span().failed();
+    if (w.aborted.contains(launch.ticket()) && !poison) poison = w.aborted.at(launch.ticket());
     std::vector<RefKey> keys;
     for (uint64_t output : launch.outputs()) {
-      for (int d = 0; d < launch.devices_size(); ++d) keys.push_back({output, static_cast<uint32_t>(d)});
+      for (int d = 0; d < launch.devices_size(); ++d) keys.push_back({output, ShardOf(launch, d)});
     }
     if (poison) {
       Fail(w, keys, *poison);
     } else {
       for (int k = 0; k < launch.outputs_size(); ++k) {
         for (int d = 0; d < launch.devices_size(); ++d) {
-          const size_t count = w.buffers.at(ArgKey(launch.args(0), d)).values.size();
+          const size_t count = w.buffers.at(ArgKey(launch, launch.args(0), d)).values.size();
           Values values(count);
           for (size_t i = 0; i < count; ++i) {
             std::vector<int64_t> in;
-            for (const LaunchArg& arg : launch.args()) in.push_back(w.buffers.at(ArgKey(arg, d)).values.at(i));
+            for (const LaunchArg& arg : launch.args()) in.push_back(w.buffers.at(ArgKey(launch, arg, d)).values.at(i));
             values[i] = Compute(in, k);
           }
-          Finish(w, {launch.outputs(k), static_cast<uint32_t>(d)}, std::move(values));
+          Finish(w, {launch.outputs(k), ShardOf(launch, d)}, std::move(values));
         }
       }
     }

@@ -21,6 +21,7 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
   life->up = false;  // so what still names it as a peer stays where it is until it is dealt with below
   dispatcher_.DropLife(life);
   buffers_.LoseLife(life, why);
+  spans_.LoseLife(life);
   uploads_.LoseLife(life);
   programs_.LoseLife(life);
   for (Ticket ticket : nodes_.Select([life](const ctl::Node& node) { return node.life == life; })) {
@@ -196,7 +197,10 @@ void Controller::Impl::SpreadErrors(Life* life, std::deque<std::pair<Life*, std:
       if (why == nullptr) return true;
       const absl::Status error = *why;
       for (uint64_t output : op.launch().outputs()) {
-        for (int i = 0; i < op.launch().devices_size(); ++i) fail(output, static_cast<uint32_t>(i), error);
+        const Launch& launch = op.launch();
+        for (int i = 0; i < launch.devices_size(); ++i) {
+          fail(output, launch.has_span() ? launch.span().shards(i) : static_cast<uint32_t>(i), error);
+        }
       }
       return true;
     }

@@ -35,14 +35,27 @@ absl::StatusOr<std::shared_ptr<const ArraySpec>> OutputSpec(const TensorInfo& in
 absl::StatusOr<Placement> ProgramTable::MakePlacement(const ProgramImage& compiled,
                                                       std::vector<DeviceId> devices) const {
   const ExecutableInfo& info = compiled.info;
-  LB_RETURN_IF_ERROR(cluster_->CheckProgramDevices(devices));
+  LB_ASSIGN_OR_RETURN(const bool spans, cluster_->SpansWorkers(devices));
   if (static_cast<int64_t>(devices.size()) != info.num_devices()) {
     return absl::InvalidArgumentError(absl::StrCat("program '", info.name(), "' is for ", info.num_devices(),
                                                    " devices, but ", devices.size(), " are given"));
   }
+  if (spans != info.split()) {
+    return absl::InternalError(absl::StrCat("program '", info.name(), "' was ", info.split() ? "" : "not ",
+                                            "compiled for devices of several workers"));
+  }
   Placement placement;
-  placement.slot = cluster_->At(devices[0]).slot;
-  for (DeviceId device : devices) placement.ordinals.push_back(cluster_->At(device).ordinal);
+  for (uint32_t shard = 0; shard < devices.size(); ++shard) {
+    const ClusterTable::Device& device = cluster_->At(devices[shard]);
+    auto part = std::find_if(placement.parts.begin(), placement.parts.end(),
+                             [&](const Placement::Part& other) { return other.slot == device.slot; });
+    if (part == placement.parts.end()) {
+      placement.parts.push_back({device.slot, {}, {}});
+      part = placement.parts.end() - 1;
+    }
+    part->shards.push_back(shard);
+    part->ordinals.push_back(device.ordinal);
+  }
   for (int i = 0; i < info.outputs_size(); ++i) {
     absl::StatusOr<std::shared_ptr<const ArraySpec>> spec = OutputSpec(info.outputs(i), devices);
     if (!spec.ok()) return AddContext(spec.status(), absl::StrCat("program '", info.name(), "', output ", i));
@@ -82,8 +95,10 @@ absl::StatusOr<ExecutableId> ProgramTable::Add(SessionId session, std::shared_pt
   ++program->users;
   const ExecutableId id(next_++);
   executables_.emplace(id, Executable{session, program});
-  Life* life = cluster_->slots()[static_cast<size_t>(program->home.slot)].life.get();
-  if (life->up) EnsureLoaded(program, life, session).IgnoreError();
+  for (const Placement::Part& part : program->home.parts) {
+    Life* life = cluster_->slots()[static_cast<size_t>(part.slot)].life.get();
+    if (life->up) EnsureLoaded(program, life, session).IgnoreError();
+  }
   return id;
 }
 
@@ -130,8 +145,8 @@ absl::Status ProgramTable::EnsureLoaded(Program* program, Life* life, SessionId 
   load->set_executable(program->id.value());
   load->set_size(static_cast<int64_t>(compiled.envelope->size()));
   load->set_sha256(compiled.sha256);
-  if (!compiled.info.portable()) {
-    for (uint32_t ordinal : program->home.ordinals) load->add_devices(ordinal);
+  if (!compiled.info.portable() && !compiled.info.split()) {
+    for (uint32_t ordinal : program->home.parts[0].ordinals) load->add_devices(ordinal);
   }
   *load->mutable_info() = compiled.info;
   if (compiled.envelope->size() <= limits::kInlineBytesMax) load->set_inline_envelope(*compiled.envelope);

@@ -20,8 +20,13 @@ namespace landbridge::ctl {
 // A program on given devices.
 struct Placement {
   std::vector<DeviceId> devices;
-  std::vector<uint32_t> ordinals;              // in the worker
-  int slot = 0;
+  struct Part {
+    int slot = 0;
+    std::vector<uint32_t> shards;              // logical devices that are there, ascending
+    std::vector<uint32_t> ordinals;            // of those, in the worker
+  };
+  std::vector<Part> parts;                     // one, unless it spans workers; in order of their first logical device
+  bool spans() const { return parts.size() > 1; }
   std::vector<std::shared_ptr<const ArraySpec>> outputs;
   // The specs of the arguments that passed the checks last time, so that a steady loop checks nothing.
   std::vector<std::shared_ptr<const ArraySpec>> checked;

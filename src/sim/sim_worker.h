@@ -111,6 +111,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
+  void AbortLaunch(Ticket, const absl::Status&) override {}  // no launch of a simulation spans workers
   // WorkerLeaseSink
   void SendReport(MemberReport report) override;
   void Activated(const Grant& grant, ProxyLife holder) override;

@@ -73,6 +73,9 @@ class RecordingSink : public WorkerSink {
   void HandOver(std::shared_ptr<const Launch> launch, uint64_t place) override {
     Add("HandOver t", launch->ticket(), " @", place);
   }
+  void AbortLaunch(Ticket ticket, const absl::Status& why) override {
+    Add("AbortLaunch ", ticket.ToString(), " ", absl::StatusCodeToString(why.code()));
+  }
   void StartUpload(std::shared_ptr<const Upload> upload) override { Add("StartUpload k", upload->key()); }
   void UploadBytes(uint64_t key, std::string data) override { Add("UploadBytes k", key, " ", data.size()); }
   void CancelUpload(uint64_t key, const absl::Status& why) override {
@@ -97,6 +100,7 @@ class RecordingSink : public WorkerSink {
   void StopRead(uint64_t read) override { Add("StopRead ", read); }
   void Free(BufferRef ref) override { Add("Free ", ref.ToString()); }
   void PeerLost(Incarnation peer, const absl::Status&) override { Add("PeerLost ", peer.ToString()); }
+  void MeetPeer(Incarnation peer, const std::string& address) override { Add("MeetPeer ", peer.ToString(), " ", address); }
 
  private:
   template <typename... Parts>

@@ -96,6 +96,9 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
 
   Reasons reasons;
   if (node.stage == Stage::kWaiting) {
+    if (node.op->has_span() && !spans_.Ready(node.ticket)) {
+      reasons.Add({{"what", "turn"}});  // earlier launches of its devices, and those that span workers, go first
+    }
     if (node.load_missing) reasons.Add({{"what", "load"}, {"executable", entry["executable"]}});
     for (const Buffer* buffer : node.inputs) {
       if (!IsUsable(node, *buffer)) reasons.AddInput(*buffer);

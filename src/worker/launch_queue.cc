@@ -38,6 +38,30 @@ std::unique_ptr<SchedulingPolicy> MakePolicy(const Scheduling& op) {
 
 constexpr uint64_t kFirstEpoch = 1;
 
+// The shard of arguments and outputs that belongs to the launch's device number `d`.
+uint32_t ShardOf(const Launch& op, int d) { return op.has_span() ? op.span().shards(d) : static_cast<uint32_t>(d); }
+
+absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " spans workers, but ", what));
+  };
+  const LaunchSpan& span = op.span();
+  if (!info.split()) return wrong("its program was not compiled for that");
+  if (span.shards_size() != op.devices_size()) return wrong("does not say which devices are here");
+  for (int d = 0; d < span.shards_size(); ++d) {
+    const bool ascends = d == 0 || span.shards(d) > span.shards(d - 1);
+    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices())) return wrong("names its devices wrongly");
+  }
+  if (span.worker_of_device_size() != info.num_devices()) return wrong("does not say where all its devices are");
+  for (uint32_t worker : span.worker_of_device()) {
+    if (worker >= static_cast<uint32_t>(span.workers_size())) return wrong("names a worker that is not in it");
+  }
+  if (span.place().number() == 0 || span.place().previous() >= span.place().number()) return wrong("has no place");
+  return absl::OkStatus();
+}
+
+SpanOrder::Place PlaceOf(const SpanPlace& place) { return {place.number(), place.previous()}; }
+
 }  // namespace
 
 LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits)
@@ -163,7 +187,8 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
   }
   if (!program->failed.ok()) return program->failed;
   const ExecutableInfo& info = program->info;
-  if (op.devices_size() == 0 || op.devices_size() != info.num_devices()) {
+  if (op.has_span() || info.split()) LB_RETURN_IF_ERROR(CheckSpan(op, info));
+  if (op.devices_size() == 0 || (!op.has_span() && op.devices_size() != info.num_devices())) {
     return absl::InvalidArgumentError(
         absl::StrCat("x", op.executable(), " runs on ", info.num_devices(), " devices, not ", op.devices_size()));
   }
@@ -204,7 +229,7 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
   }
   for (uint64_t output : outputs) {
     for (int d = 0; d < op.devices_size(); ++d) {
-      const BufferRef ref{ArrayId(output), static_cast<uint32_t>(d)};
+      const BufferRef ref{ArrayId(output), ShardOf(op, d)};
       if (context_->buffers.Find(ref) != nullptr) {
         return absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
       }
@@ -218,7 +243,7 @@ absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffe
   inputs->reserve(static_cast<size_t>(op.args_size() * devices));
   for (const LaunchArg& arg : op.args()) {
     for (int d = 0; d < devices; ++d) {
-      const BufferRef ref = arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)}
+      const BufferRef ref = arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)}
                                                    : RefFromProto(arg.shards(d));
       Buffer* buffer = context_->buffers.Find(ref);
       if (buffer == nullptr || buffer->delete_requested) {
@@ -262,8 +287,10 @@ absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffe
 
 void LaunchQueue::Reject(const Launch& op, const absl::Status& why) {
   std::vector<BufferRef> refs;
+  // What the message says of its own devices may be what is wrong with it.
+  const bool shards_known = !op.has_span() || op.span().shards_size() == op.devices_size();
   for (uint64_t output : op.outputs()) {
-    for (int d = 0; d < op.devices_size(); ++d) refs.push_back(BufferRef{ArrayId(output), static_cast<uint32_t>(d)});
+    for (int d = 0; shards_known && d < op.devices_size(); ++d) refs.push_back({ArrayId(output), ShardOf(op, d)});
   }
   const Ticket ticket(op.ticket());
   context_->CreatePoisoned(refs, ticket, SessionId(op.session()), MakePoison(why, ticket, op.user_context()), true);
@@ -271,10 +298,9 @@ void LaunchQueue::Reject(const Launch& op, const absl::Status& why) {
   for (uint32_t parameter : op.donated()) {
     if (parameter >= static_cast<uint32_t>(op.args_size())) continue;
     const LaunchArg& arg = op.args(static_cast<int>(parameter));
-    for (int d = 0; d < op.devices_size() && (arg.shards_size() == 0 || d < arg.shards_size()); ++d) {
-      Buffer* buffer = context_->buffers.Find(arg.shards_size() == 0
-                                                  ? BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)}
-                                                  : RefFromProto(arg.shards(d)));
+    for (int d = 0; shards_known && d < op.devices_size() && (arg.shards_size() == 0 || d < arg.shards_size()); ++d) {
+      Buffer* buffer = context_->buffers.Find(arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)}
+                                                                     : RefFromProto(arg.shards(d)));
       if (buffer != nullptr && buffer->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*buffer);
     }
   }
@@ -289,7 +315,7 @@ void LaunchQueue::CreateOutputs(Node& node) {
     const TensorInfo& tensor = info.outputs(o);
     const bool host = IsHostKind(tensor.memory_kind());
     for (size_t d = 0; d < node.devices.size(); ++d) {
-      Buffer* buffer = context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), static_cast<uint32_t>(d)},
+      Buffer* buffer = context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), ShardOf(*node.op, static_cast<int>(d))},
                                                 PoolId{node.devices[d], host}, tensor.device_bytes(), node.session,
                                                 node.ticket);
       buffer->can_fail_alone = info.can_fail_on_one_shard();
@@ -381,8 +407,10 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   }
   absl::InlinedVector<Buffer*, 8> inputs;
   if (status.ok()) status = FindInputs(op, &inputs);
+  if (status.ok() && op.span().has_failed()) status = StatusFromProto(op.span().failed());
   if (!status.ok()) {
     Reject(op, status);
+    LeaveUnplaced(op);
     return;
   }
 
@@ -399,6 +427,7 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   by_ticket_.emplace(ticket, handle);
   ++program->queued;
   for (uint32_t device : node.devices) ++queued_on_[device];
+  JoinSpans(node);
   CreateOutputs(node);
   if (PoisonPtr poison = TakeInputs(node)) {
     Drop(node, poison);
@@ -422,7 +451,44 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
 // ---------------------------------------------------------------- runnable
 
 bool LaunchQueue::Runnable(const Node& node) const {
-  return !node.load_missing && node.inputs_missing == 0 && node.donations_missing == 0 && node.memory.waiting() == 0;
+  return !node.load_missing && node.inputs_missing == 0 && node.donations_missing == 0 && node.memory.waiting() == 0 &&
+         (!node.op->has_span() || spans_.Ready(node.ticket));
+}
+
+void LaunchQueue::JoinSpans(const Node& node) {
+  if (!node.op->has_span()) return;
+  std::vector<Ticket> before;
+  launches_.ForEach([&](SlabHandle, const Node& other) {
+    if (other.ticket >= node.ticket || (other.stage != Stage::kWaiting && other.stage != Stage::kCandidate)) return;
+    const bool shares = std::any_of(other.devices.begin(), other.devices.end(), [&](uint32_t device) {
+      return std::find(node.devices.begin(), node.devices.end(), device) != node.devices.end();
+    });
+    if (shares) before.push_back(other.ticket);
+  });
+  spans_.Arrive(node.ticket, PlaceOf(node.op->span().place()), before);
+}
+
+void LaunchQueue::LeaveUnplaced(const Launch& op) {
+  if (op.has_span()) {
+    const SpanOrder::Place place = PlaceOf(op.span().place());
+    spans_.OnLeft(Ticket(op.ticket()), &place);
+  } else if (spans_.waiting() > 0) {
+    spans_.OnLeft(Ticket(op.ticket()), nullptr);
+  }
+}
+
+void LaunchQueue::OnVoidSpan(const VoidSpan& op) { spans_.OnVoid(PlaceOf(op.place())); }
+
+void LaunchQueue::OnAbort(const AbortLaunch& op) {
+  const Ticket ticket(op.ticket());
+  const absl::Status why = StatusFromProto(op.why());
+  auto it = by_ticket_.find(ticket);
+  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  if (node == nullptr || node->stage == Stage::kPlaced || node->stage == Stage::kDone) {
+    context_->sink->AbortLaunch(ticket, why);
+  } else {
+    Drop(*node, MakePoison(why, Ticket(op.why().root_ticket()), op.why().user_context()));
+  }
 }
 
 Candidate LaunchQueue::MakeCandidate(const Node& node) const {
@@ -500,6 +566,7 @@ void LaunchQueue::NeverPlaced(const Node& node) {
 void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
   BufferTable& buffers = context_->buffers;
   NeverPlaced(node);
+  LeaveUnplaced(*node.op);
   node.memory.Drop(context_->memory, MemoryAdmission::Key{node.ticket});
   size_t next_donated = 0;  // in the order of inputs
   for (Buffer* buffer : node.inputs) {
@@ -534,6 +601,7 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
   BufferTable& buffers = context_->buffers;
   node.stage = Stage::kPlaced;
   node.place = place;
+  LeaveUnplaced(*node.op);
   size_t next_donated = 0;
   bool uncertain = false;
   for (Buffer* buffer : node.inputs) {
@@ -646,6 +714,9 @@ void LaunchQueue::End(Node& node) {
 
 bool LaunchQueue::Advance(TimeNs now) {
   bool any = false;
+  for (Ticket ticket : spans_.TakeReady()) {
+    if (auto it = by_ticket_.find(ticket); it != by_ticket_.end()) CheckRunnable(*launches_.Get(it->second), now);
+  }
   while (!look_at_.empty()) {
     const uint32_t device = look_at_.back();
     look_at_.pop_back();

@@ -18,6 +18,7 @@
 #include "worker/core_context.h"
 #include "worker/launch_args.h"
 #include "worker/sequencer.h"
+#include "worker/span_order.h"
 
 namespace landbridge {
 
@@ -30,6 +31,8 @@ class LaunchQueue {
   void OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now);
   void OnLaunch(Launch op, TimeNs now);
   void OnScheduling(const Scheduling& op);
+  void OnAbort(const AbortLaunch& op);
+  void OnVoidSpan(const VoidSpan& op);
   void OnTime();
   void OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns);
 
@@ -107,6 +110,8 @@ class LaunchQueue {
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);
   Candidate MakeCandidate(const Node& node) const;
+  void JoinSpans(const Node& node);
+  void LeaveUnplaced(const Launch& op);     // it has its place, or never will
   void NeverPlaced(const Node& node);
   void RenewCandidates(const Program& program);     // its run time is known now
   void HandOver(Node& node, uint64_t place);
@@ -119,6 +124,7 @@ class LaunchQueue {
 
   CoreContext* const context_;
   Sequencer sequencer_;
+  SpanOrder spans_;
   absl::flat_hash_map<ExecutableId, std::unique_ptr<Program>> programs_;
   Slab<Node> launches_;
   absl::flat_hash_map<Ticket, SlabHandle> by_ticket_;

@@ -19,6 +19,7 @@ class WorkerCore::Impl {
 
   void OnOp(WorkerOp op, TimeNs now) {
     if (context_.fenced) return;
+    MeetPeers(op);
     switch (op.op_case()) {
       case WorkerOp::kLoad: launches_.OnLoad(std::move(*op.mutable_load()), now); break;
       case WorkerOp::kUnload: launches_.OnUnload(ExecutableId(op.unload().executable())); break;
@@ -39,9 +40,19 @@ class WorkerCore::Impl {
       case WorkerOp::kReshardReceive: transfers_.OnReshardReceive(std::move(*op.mutable_reshard_receive()), now); break;
       case WorkerOp::kReshardSend: transfers_.OnReshardSend(std::move(*op.mutable_reshard_send()), now); break;
       case WorkerOp::kScheduling: launches_.OnScheduling(op.scheduling()); break;
+      case WorkerOp::kAbortLaunch: launches_.OnAbort(op.abort_launch()); break;
+      case WorkerOp::kVoidSpan: launches_.OnVoidSpan(op.void_span()); break;
       case WorkerOp::OP_NOT_SET: ++context_.anomalies; break;
     }
     Settle(now);
+  }
+
+  void MeetPeers(const WorkerOp& op) {
+    auto meet = [this](uint64_t peer, const std::string& address) {
+      if (!address.empty()) context_.sink->MeetPeer(Incarnation(peer), address);
+    };
+    for (const SpanWorker& worker : op.launch().span().workers()) meet(worker.incarnation(), worker.data_address());
+    for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) meet(edge.incarnation(), edge.data_address());
   }
 
   // Everything that follows from what has just happened, until nothing moves: whatever order the parts are asked in,

@@ -42,6 +42,9 @@ class WorkerSink {
   // over earlier to the same device. Answer OnLaunchDone once, when all devices are done (or the call failed).
   // `place` is the entry's number in the order log.
   virtual void HandOver(std::shared_ptr<const Launch> launch, uint64_t place) = 0;
+  // The part of a launch that spans workers was handed over, and another part failed: its collectives must fail with `why`, so
+  // that it ends. OnLaunchDone still comes, if it has not. Also for one that is over here: peers may still wait for it.
+  virtual void AbortLaunch(Ticket ticket, const absl::Status& why) = 0;
 
   // Make the targets' buffers and fill them (pull, or take `inline_data`); answer OnUploadDone once.
   virtual void StartUpload(std::shared_ptr<const Upload> upload) = 0;
@@ -78,6 +81,8 @@ class WorkerSink {
   virtual void Free(BufferRef ref) = 0;
 
   virtual void PeerLost(Incarnation peer, const absl::Status& why) = 0;
+  // An op named the peer's address. Comes when the op does, which may be dropped later: addresses are told once.
+  virtual void MeetPeer(Incarnation /*peer*/, const std::string& /*address*/) {}
 };
 
 struct WorkerLimits {

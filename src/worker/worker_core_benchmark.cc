@@ -35,6 +35,7 @@ class CountingSink : public WorkerSink {
   void StopRead(uint64_t) override {}
   void Free(BufferRef) override { ++frees; }
   void PeerLost(Incarnation, const absl::Status&) override {}
+  void AbortLaunch(Ticket, const absl::Status&) override {}
 };
 
 // A chain of launches with `args` arguments, `ahead` of them queued before the first one ends; each makes one array

@@ -43,6 +43,7 @@ class Shell final : public WorkerSink {
   void StopRead(uint64_t) override {}
   void Free(BufferRef ref) override { LB_CHECK(!ref.array.valid() || freed.size() < 1'000'000); freed.insert(ref); }
   void PeerLost(Incarnation, const absl::Status&) override {}
+  void AbortLaunch(Ticket, const absl::Status&) override {}
 
   template <typename T, typename V>
   static bool Take(std::vector<T>& list, const V& value) {

@@ -378,6 +378,7 @@ class RandomRun : public WorkerSink {
     if (shard.completed && !shard.taken) used_[shard.device] -= shard.bytes;
   }
   void PeerLost(Incarnation, const absl::Status&) override {}
+  void AbortLaunch(Ticket, const absl::Status&) override {}
 
   // ---------------------------------------------------------------- events of the shell
   template <typename T>

@@ -78,22 +78,6 @@ for chosen in (devices[:4], devices):
 """)
 
 
-def test_a_program_over_workers_is_refused_by_name(cluster):
-    cluster.script(PRELUDE + """
-for chosen, named in ((devices[:4], ("worker slice0/0", "worker slice0/1")), (devices, ("slice 0", "slice 1"))):
-    mesh = Mesh(np.array(chosen), ("x",))
-    y = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("x")))
-    try:
-        jax.jit(lambda v: v + 1)(y).block_until_ready()
-        raise SystemExit("no error")
-    except Exception as e:
-        text = str(e)
-    assert "UNIMPLEMENTED" in text and all(n in text for n in named) and "jax.device_put" in text, text
-    assert not any(w in text for w in ("DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED")), text
-assert float(jax.jit(lambda v: v + 1)(1.0)) == 2
-""")
-
-
 def test_losing_one_worker_of_a_slice_loses_its_shards_only():
     with fresh_cluster(slices=1, workers=2, devices=2) as c:
         second = c.status()["slices"][0]["workers"].split(", ")[1]     # holds devices 2 and 3

@@ -68,16 +68,6 @@ def test_both_slices_at_once():
         np.testing.assert_allclose(np.asarray(o), np.cumsum(data(8, 8), 0), rtol=1e-4, atol=1e-5)
 
 
-def test_across_slices_is_refused_with_the_cure():
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    x = jax.device_put(data(8, 8), NamedSharding(mesh, P("x")))
-    np.testing.assert_array_equal(np.asarray(x), data(8, 8))     # an array may span slices
-    with pytest.raises(Exception, match="UNIMPLEMENTED") as e:
-        jax.jit(lambda v: v + 1)(x)
-    text = str(e.value)
-    assert "slice" in text and "0" in text and "1" in text and "device_put" in text
-
-
 def test_long_collective_loop():
     m = mesh_of(0)
     sh = NamedSharding(m, P("x"))

@@ -73,8 +73,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
       door->requests_.emplace(id, core.session());
       return id;
     }
-    void Compile(uint64_t token, std::string program, std::string options) override {
-      door->StartCompile(core.session(), token, std::move(program), std::move(options));
+    void Compile(uint64_t token, std::string program, std::string options, bool split) override {
+      door->StartCompile(core.session(), token, std::move(program), std::move(options), split);
     }
     absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) override {
       return Converted(door->buffers_->Claim(core.session(), handle, expected_bytes));
@@ -126,7 +126,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void OpenOnLoop(std::shared_ptr<SessionPipe> pipe, std::string peer, SessionCore::Options options);
   void CloseOnLoop(SessionId session);
   void Turn(SessionId session);
-  void StartCompile(SessionId session, uint64_t token, std::string program, std::string options);
+  void StartCompile(SessionId session, uint64_t token, std::string program, std::string options, bool split);
   void OnCompiled(SessionId session, uint64_t token, CompileResult result);
   void Answer(Session& session);
   void AnswerLater();
@@ -359,7 +359,8 @@ void IfrtFrontDoor::Impl::PauseSession(SessionId session, bool paused) {
   if (Session* found = Find(session)) found->pipe->SetPaused(paused);
 }
 
-void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::string program, std::string options) {
+void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::string program, std::string options,
+                                       bool split) {
   auto done = [weak = weak_from_this(), session, token](CompileResult result) {
     auto self = weak.lock();
     if (self == nullptr) return;
@@ -371,6 +372,7 @@ void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::s
   CompileRequest request;
   request.program = std::move(program);
   request.compile_options = std::move(options);
+  request.split = split;
   compiler_->Compile(std::move(request), std::move(done));
 }
 

@@ -37,8 +37,8 @@ class SessionHost {
   // `awaited`: the client may wait for it. Others can leave later, in their order.
   virtual void Respond(std::unique_ptr<xla::ifrt::proxy::IfrtResponse> response, bool awaited) = 0;
   virtual RequestId NewRequestId() = 0;
-  // Answered by SessionCore::OnCompiled(token, ...).
-  virtual void Compile(uint64_t token, std::string program, std::string options) = 0;
+  // Answered by SessionCore::OnCompiled(token, ...). `split`: for devices of several workers (ExecutableInfo.split).
+  virtual void Compile(uint64_t token, std::string program, std::string options, bool split) = 0;
 
   struct ClaimedUpload {
     uint64_t key = 0;

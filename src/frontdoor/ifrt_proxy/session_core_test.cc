@@ -37,8 +37,9 @@ class FakeHost final : public SessionHost {
     responses[op] = std::move(*response);
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
-  void Compile(uint64_t token, std::string program, std::string options) override {
+  void Compile(uint64_t token, std::string program, std::string options, bool split) override {
     compiles[token] = {std::move(program), std::move(options)};
+    last_split = split;
   }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     ClaimedUpload claimed;
@@ -74,6 +75,7 @@ class FakeHost final : public SessionHost {
   std::map<uint64_t, IfrtResponse> responses;
   std::vector<uint64_t> order;
   std::map<uint64_t, std::pair<std::string, std::string>> compiles;
+  bool last_split = false;
   std::map<uint64_t, std::string> stored, results;
   std::map<uint64_t, uint64_t> keys;  // handle -> key, for uploads that come later
   std::vector<uint64_t> discarded, dropped;
@@ -491,8 +493,14 @@ TEST_F(SessionCoreTest, CompileNormalisesTheAssignment) {
   EXPECT_FALSE(StatusOf(Call(check)).ok());  // reading is destructive
 }
 
+TEST_F(SessionCoreTest, ProgramsOverSeveralWorkersAreCompiledForThat) {
+  Send(CompileRequestFor({0, 1}));
+  EXPECT_FALSE(host_.last_split);
+  Send(CompileRequestFor({0, 2}));  // of two slices
+  EXPECT_TRUE(host_.last_split);
+}
+
 TEST_F(SessionCoreTest, CompileRefusals) {
-  EXPECT_EQ(StatusOf(Call(CompileRequestFor({0, 2}))).code(), absl::StatusCode::kUnimplemented);  // two slices
   EXPECT_EQ(StatusOf(Call(CompileRequestFor({0, 0}))).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(StatusOf(Call(CompileRequestFor({0, 99}))).code(), absl::StatusCode::kInvalidArgument);
   IfrtRequest request = CompileRequestFor({0});

@@ -23,7 +23,7 @@ class Host final : public SessionHost {
     LB_CHECK(open.erase(response->response_metadata().op_id()) == 1);
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
-  void Compile(uint64_t token, std::string, std::string options) override {
+  void Compile(uint64_t token, std::string, std::string options, bool) override {
     xla::CompileOptionsProto proto;
     LB_CHECK(proto.ParseFromString(options));
     const auto& build = proto.executable_build_options();

@@ -161,13 +161,13 @@ absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& 
   PendingCompile pending;
   LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
   LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
-  LB_RETURN_IF_ERROR(controller_->CheckProgramDevices(pending.devices));
+  LB_ASSIGN_OR_RETURN(const bool split, controller_->SpansWorkers(pending.devices));
   NormaliseAssignment(&options, std::max<int64_t>(options.executable_build_options().num_replicas(), 1),
                       std::max<int64_t>(options.executable_build_options().num_partitions(), 1));
   pending.op = op;
   const uint64_t token = next_compile_++;
   compiles_.emplace(token, std::move(pending));
-  host_->Compile(token, request.program().data(), options.SerializeAsString());
+  host_->Compile(token, request.program().data(), options.SerializeAsString(), split);
   return absl::OkStatus();
 }
 

@@ -47,6 +47,87 @@ class Completion {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Collects the arguments of one device. An error if one has failed.
+absl::Status TakeArguments(const LaunchWork& work, size_t d, std::vector<std::shared_ptr<pjrt::Buffer>>* held,
+                           std::vector<pjrt::Buffer*>* arguments) {
+  held->reserve(work.arguments[d].size());
+  arguments->reserve(work.arguments[d].size());
+  for (size_t i = 0; i < work.arguments[d].size(); ++i) {
+    std::shared_ptr<pjrt::Buffer> buffer = work.arguments[d][i]->buffer();
+    if (buffer == nullptr) {
+      const absl::Status status = work.arguments[d][i]->failure();
+      return status.ok() ? absl::InternalError(absl::StrCat("argument ", i, " of shard ", d, " has no buffer")) : status;
+    }
+    arguments->push_back(buffer.get());
+    held->push_back(std::move(buffer));
+  }
+  return absl::OkStatus();
+}
+
+// What the devices of a split launch share.
+struct Split {
+  Split(LaunchWork launch_work, Clock& launch_clock, LaunchDone launch_done)
+      : work(std::move(launch_work)), clock(launch_clock), start(clock.Now()), left(work.devices.size()),
+        done(std::move(launch_done)) {}
+
+  void OnDevice(const absl::Status& status) {
+    if (!status.ok()) {
+      {
+        absl::MutexLock lock(&mutex);
+        if (first.ok()) first = status;
+      }
+      work.collectives->Abort(status);
+    }
+    if (left.fetch_sub(1) != 1) return;
+    work.registration = CollectiveRegistration();
+    absl::Status of_all;
+    {
+      absl::MutexLock lock(&mutex);
+      of_all = first;
+    }
+    done(std::move(of_all), start, clock.Now());
+  }
+
+  // What made it fail is better known to the collectives than to the plugin.
+  absl::Status Reason(const absl::Status& of_plugin) const {
+    const absl::Status known = work.collectives->status();
+    return known.ok() ? FromPluginError(of_plugin, absl::StrCat("running ", work.program->info.name())) : known;
+  }
+
+  LaunchWork work;
+  Clock& clock;
+  const TimeNs start;
+  std::atomic<size_t> left;
+  LaunchDone done;
+  absl::Mutex mutex;
+  absl::Status first ABSL_GUARDED_BY(mutex);
+};
+
+void IssueOnDevice(pjrt::Client& client, const std::shared_ptr<Split>& split, size_t d) {
+  LaunchWork& work = split->work;
+  std::vector<std::shared_ptr<pjrt::Buffer>> held;
+  std::vector<pjrt::Buffer*> arguments;
+  absl::Status status = TakeArguments(work, d, &held, &arguments);
+  absl::StatusOr<pjrt::DeviceResult> result = absl::UnknownError("not issued");
+  if (status.ok()) {
+    pjrt::ExecuteOptions options;
+    options.launch_id = work.launch_id;
+    options.non_donatable_inputs = work.kept;
+    result = work.program->executable->ExecuteOnDevice(client.devices()[static_cast<size_t>(work.devices[d])].handle,
+                                                       arguments, options);
+    if (!result.ok()) status = split->Reason(result.status());  // a small program has run, and failed, in the call
+    for (uint32_t parameter : work.donated) work.arguments[d][parameter]->Take();
+  }
+  if (!status.ok()) {
+    for (const auto& slot : work.outputs[d]) slot->Fail(status);
+    return split->OnDevice(status);
+  }
+  for (size_t i = 0; i < work.outputs[d].size(); ++i) work.outputs[d][i]->Fill(std::move(result->outputs[i]));
+  result->done.OnReady([split](absl::Status device_status) {
+    split->OnDevice(device_status.ok() ? device_status : split->Reason(device_status));
+  });
+}
+
 }  // namespace
 
 bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
@@ -63,28 +144,22 @@ bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
   return bytes <= limits::kRunInPlaceBytesMax;
 }
 
+std::vector<absl::AnyInvocable<void()>> SplitLaunch(pjrt::Client& client, LaunchWork work, Clock& clock,
+                                                    LaunchDone done) {
+  const size_t devices = work.devices.size();
+  auto split = std::make_shared<Split>(std::move(work), clock, std::move(done));
+  std::vector<absl::AnyInvocable<void()>> pieces;
+  for (size_t d = 0; d < devices; ++d) pieces.push_back([&client, split, d] { IssueOnDevice(client, split, d); });
+  return pieces;
+}
+
 void IssueLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone done) {
   const TimeNs start = clock.Now();
   const size_t shards = work.devices.size();
   std::vector<std::vector<std::shared_ptr<pjrt::Buffer>>> held(shards);
   std::vector<std::vector<pjrt::Buffer*>> arguments(shards);
   absl::Status status;
-  for (size_t d = 0; d < shards && status.ok(); ++d) {
-    held[d].reserve(work.arguments[d].size());
-    arguments[d].reserve(work.arguments[d].size());
-    for (size_t i = 0; i < work.arguments[d].size(); ++i) {
-      std::shared_ptr<pjrt::Buffer> buffer = work.arguments[d][i]->buffer();
-      if (buffer == nullptr) {
-        status = work.arguments[d][i]->failure();
-        if (status.ok()) {
-          status = absl::InternalError(absl::StrCat("argument ", i, " of shard ", d, " has no buffer"));
-        }
-        break;
-      }
-      arguments[d].push_back(buffer.get());
-      held[d].push_back(std::move(buffer));
-    }
-  }
+  for (size_t d = 0; d < shards && status.ok(); ++d) status = TakeArguments(work, d, &held[d], &arguments[d]);
   if (!status.ok()) {
     FailOutputs(work, status);
     done(std::move(status), start, clock.Now());

@@ -20,4 +20,10 @@ constexpr int kIssueInPlaceArgumentsMax = 64;           // more take longer than
 
 constexpr int64_t kOpsPerTurn = 2048;                   // buffers that ops make or delete between two looks at heartbeats
 
+// Threads for the collectives of programs over several workers: one per device and so many more.
+constexpr int kCollectiveThreadsMore = 2;
+
+// How long a launch's collectives wait for the control plane to say why a connection broke.
+constexpr DurationNs kCollectiveBrokenGrace = 5 * kSecond;
+
 }  // namespace landbridge::limits

@@ -34,6 +34,7 @@ WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataP
       makes_(context_.get(), &puller_),
       publishes_(context_.get()),
       reads_(context_.get()),
+      collectives_(context_.get()),
       device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
   context_->core = &core_;
   context_->data_plane = data_plane;
@@ -53,6 +54,7 @@ void WorkerShell::Fence(const absl::Status& why) {
   puller_.CancelAll(why);
   publishes_.StopAll(why);
   reads_.StopAll();
+  collectives_.AbortAll(why);
 }
 
 bool WorkerShell::Idle() const { return launches_open_ == 0 && context_->open == 0; }
@@ -75,11 +77,24 @@ void WorkerShell::SnapshotPublish(TransferId transfer) { publishes_.Snapshot(tra
 void WorkerShell::SnapshotRead(uint64_t read) { reads_.Snapshot(read); }
 void WorkerShell::StopRead(uint64_t read) { reads_.Stop(read); }
 void WorkerShell::Free(BufferRef ref) { context_->store.Erase(ref); }
-void WorkerShell::PeerLost(Incarnation peer, const absl::Status& why) { context_->data_plane->ClosePeer(peer, why); }
+void WorkerShell::PeerLost(Incarnation peer, const absl::Status& why) {
+  context_->data_plane->ClosePeer(peer, why);
+  collectives_.PeerLost(peer, why);
+}
+void WorkerShell::MeetPeer(Incarnation peer, const std::string& address) {
+  // A peer that cannot be met is found out by the first who wants something of it.
+  if (absl::Status met = context_->MeetPeer(peer, address); !met.ok()) {
+    LogWarning("the data plane of peer ", peer.ToString(), " cannot be used: ", met.message());
+  }
+}
+void WorkerShell::AbortLaunch(Ticket ticket, const absl::Status& why) { collectives_.Abort(ticket, why); }
 
 void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*place*/) {
   ++launches_open_;
   absl::StatusOr<LaunchWork> work = Resolve(*launch);
+  if (work.ok() && launch->has_span()) {
+    if (absl::Status opened = collectives_.Open(*launch, &*work); !opened.ok()) work = opened;
+  }
   if (!work.ok()) {
     context_->Post([this, ticket = Ticket(launch->ticket()), status = work.status()] {
       --launches_open_;
@@ -89,6 +104,17 @@ void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*plac
   }
   const bool at_once = work->issues_at_once;
   std::vector<int> devices = work->devices;
+  if (launch->has_span()) {
+    auto pieces = SplitLaunch(context_->io->client(), *std::move(work), *context_->loop,
+                              [this, context = context_, launch](absl::Status status, TimeNs start, TimeNs end) {
+                                context->PostLate([this, launch, status = std::move(status), start, end] {
+                                  collectives_.Close(Ticket(launch->ticket()));
+                                  OnLaunchDone(*launch, status, start, end);
+                                });
+                              });
+    for (size_t d = 0; d < pieces.size(); ++d) context_->dispatcher->Enqueue({devices[d]}, std::move(pieces[d]));
+    return;
+  }
   auto issue = [this, context = context_, launch = std::move(launch), work = *std::move(work)]() mutable {
     IssueLaunch(context->io->client(), std::move(work), *context->loop,
                 [this, context, launch = std::move(launch)](absl::Status status, TimeNs start, TimeNs end) {
@@ -112,7 +138,10 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
   work.issues_at_once = program->issues_at_once;
   const ExecutableInfo& info = work.program->info;
   const std::string name = absl::StrCat("launch of ", info.name());
-  if (launch.devices_size() != std::max(info.num_devices(), 1)) {
+  if (launch.has_span() != info.split() || launch.span().shards_size() != (info.split() ? launch.devices_size() : 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": it is not of the kind that its program was compiled for"));
+  }
+  if (!info.split() && launch.devices_size() != std::max(info.num_devices(), 1)) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": ", launch.devices_size(), " devices for a program of ",
                                                    info.num_devices()));
   }
@@ -127,7 +156,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": there is no local device ", device));
     }
   }
-  if (!info.portable() && work.devices.size() > 1) {
+  if (!info.portable() && !info.split() && work.devices.size() > 1) {
     // The arguments go in the order of the assignment that the program was loaded with.
     const std::vector<int>& loaded = work.program->executable->device_ids();
     for (size_t d = 0; d < work.devices.size(); ++d) {
@@ -150,6 +179,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     if (index < given_up.size() && !given_up[index]) work.kept.push_back(parameter);
   }
   const size_t shards = work.devices.size();
+  auto shard_of = [&](size_t d) { return info.split() ? launch.span().shards(static_cast<int>(d)) : static_cast<uint32_t>(d); };
   work.arguments.resize(shards);
   work.outputs.resize(shards);
   for (size_t d = 0; d < shards; ++d) {
@@ -160,7 +190,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
                                                        shards, " devices"));
       }
       const BufferRef ref = arg.shards_size() != 0 ? RefOf(arg.shards(static_cast<int>(d)))
-                                                   : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+                                                   : BufferRef{ArrayId(arg.array()), shard_of(d)};
       const DeviceStore::Entry* entry = context_->store.Find(ref);
       if (entry == nullptr) return absl::InternalError(absl::StrCat(name, ": ", ref.ToString(), " is not here"));
       work.arguments[d].push_back(entry->slot);
@@ -170,7 +200,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     work.outputs[d].reserve(static_cast<size_t>(launch.outputs_size()));
     for (uint64_t array : launch.outputs()) {
       work.outputs[d].push_back(
-          context_->store.Create(BufferRef{ArrayId(array), static_cast<uint32_t>(d)}, work.devices[d]));
+          context_->store.Create(BufferRef{ArrayId(array), shard_of(d)}, work.devices[d]));
     }
   }
   work.launch_id = NextLaunchId();

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "base/ids.h"
+#include "worker/shell/collective_launches.h"
 #include "worker/shell/launcher.h"
 #include "worker/shell/loads.h"
 #include "worker/shell/makes.h"
@@ -53,6 +54,7 @@ class WorkerShell : public WorkerSink {
   void Load(const LoadExecutable& load) override;
   void Unload(ExecutableId executable) override;
   void HandOver(std::shared_ptr<const Launch> launch, uint64_t place) override;
+  void AbortLaunch(Ticket ticket, const absl::Status& why) override;
   void StartUpload(std::shared_ptr<const Upload> upload) override;
   void UploadBytes(uint64_t key, std::string data) override;
   void CancelUpload(uint64_t key, const absl::Status& why) override;
@@ -67,6 +69,7 @@ class WorkerShell : public WorkerSink {
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
+  void MeetPeer(Incarnation peer, const std::string& address) override;
 
  private:
   absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
@@ -81,6 +84,7 @@ class WorkerShell : public WorkerSink {
   Makes makes_;
   Publishes publishes_;
   Reads reads_;
+  CollectiveLaunches collectives_;
   std::vector<TimeNs> device_busy_until_;  // end of the last launch that is done
   int64_t launches_open_ = 0;
 };

@@ -71,6 +71,7 @@ class SimulatedShell : private WorkerSink {
   void StopRead(uint64_t) override {}
   void Free(BufferRef ref) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
+  void AbortLaunch(Ticket, const absl::Status&) override {}  // timers end by themselves
 
   using MakeId = std::pair<Ticket, int>;
   struct Make {

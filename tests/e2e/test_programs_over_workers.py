@@ -1,0 +1,212 @@
+"""SPMD programs whose devices lie on several workers and slices."""
+
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from conftest import fresh_cluster
+
+
+def mesh_of(shape=(8,), names=("x",)):
+    """All devices of both slices."""
+    return Mesh(np.array(jax.devices()).reshape(shape), names)
+
+
+def data(*shape, dtype=np.float32):
+    return (np.random.RandomState(0).randn(*shape) * 8).astype(dtype)
+
+
+def test_every_collective_over_two_slices(cluster):
+    m = mesh_of()
+    x = data(16, 8)
+
+    def run(f, out=P("x")):
+        return np.asarray(jax.jit(jax.shard_map(f, mesh=m, in_specs=P("x"), out_specs=out, check_vma=False))(x))
+
+    blocks = x.reshape(8, 2, 8)
+    np.testing.assert_allclose(run(lambda v: jax.lax.psum(v, "x"), P()), blocks.sum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(run(lambda v: jax.lax.pmax(v, "x"), P()), blocks.max(0))
+    np.testing.assert_array_equal(run(lambda v: jax.lax.all_gather(v, "x", tiled=True), P()), x)
+    np.testing.assert_array_equal(
+        run(lambda v: jax.lax.ppermute(v, "x", [(i, (i + 1) % 8) for i in range(8)])), np.roll(blocks, 1, 0).reshape(16, 8))
+    np.testing.assert_array_equal(                                    # who is no target gets zeros
+        run(lambda v: jax.lax.ppermute(v, "x", [(0, 7)])), np.concatenate([np.zeros((14, 8)), x[:2]]))
+    np.testing.assert_allclose(
+        run(lambda v: jax.lax.psum_scatter(v.T, "x", tiled=True).T, P(None, "x")), blocks.sum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(
+        run(lambda v: jax.lax.all_to_all(v, "x", split_axis=1, concat_axis=0, tiled=True), P(None, "x")), x)
+    np.testing.assert_array_equal(
+        run(lambda v: v * 0 + jax.lax.axis_index("x")), np.repeat(np.arange(8.0), 2)[:, None] * np.ones((16, 8)))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float16, ml_dtypes.bfloat16, np.complex64, np.float64, np.bool_], ids=str)
+def test_sums_of_many_types(cluster, dtype):
+    m = mesh_of()
+    x = np.arange(64).reshape(8, 8) % 3
+    with jax.enable_x64(dtype == np.float64):
+        y = jax.device_put(x.astype(dtype), NamedSharding(m, P("x")))
+        f = jax.shard_map(lambda v: jax.lax.pmax(v, "x") if dtype == np.bool_ else jax.lax.psum(v, "x"),
+                          mesh=m, in_specs=P("x"), out_specs=P())
+        z = jax.jit(f)(y)
+    assert z.dtype == dtype
+    want = x.any(0)[None] if dtype == np.bool_ else x.sum(0)[None]
+    np.testing.assert_array_equal(np.asarray(z).astype(want.dtype if dtype != np.complex64 else dtype), want)
+
+
+def test_partitioned_programs(cluster):
+    """What the compiler partitions by itself: matrix products on meshes of two axes, gradients, loops, donation."""
+    m = mesh_of((2, 4), ("a", "b"))
+    x, w = data(16, 32), data(32, 8)
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    step = jax.jit(lambda w, x: w - 0.01 * jax.grad(loss)(w, x), donate_argnums=0)
+    local = w
+    there = jax.device_put(w, NamedSharding(m, P("b", None)))
+    xs = jax.device_put(x, NamedSharding(m, P("a", "b")))
+    for _ in range(3):
+        there = step(there, xs)
+        h = np.tanh(x @ local)
+        local = local - 0.01 * (x.T @ (2 * h * (1 - h * h)))
+    np.testing.assert_allclose(np.asarray(there), local, rtol=2e-4, atol=2e-4)
+
+    f = jax.jit(lambda v: jax.lax.fori_loop(0, 5, lambda i, c: c / jnp.linalg.norm(c) + i, v))
+    want = x
+    for i in range(5):
+        want = want / np.linalg.norm(want) + i
+    np.testing.assert_allclose(np.asarray(f(xs)), want, rtol=1e-5)
+
+
+def test_many_independent_collectives_and_meshes_at_once(cluster):
+    """Nothing orders them but their data: whatever order they come in on each device, they end."""
+    m, n = mesh_of((2, 4), ("a", "b")), Mesh(np.array(jax.devices())[::-1].reshape(4, 2), ("a", "b"))
+
+    def twelve(v):
+        parts = [jax.lax.psum(v * (i + 1), ("a", "b", ("a", "b"))[i % 3]) for i in range(12)]
+        return sum(jnp.sum(p) for p in parts) + v * 0
+
+    def on(mesh):
+        return (jax.jit(jax.shard_map(twelve, mesh=mesh, in_specs=P(("a", "b")), out_specs=P(("a", "b")))),
+                jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P(("a", "b")))))
+
+    (f, x), (g, y) = on(m), on(n)
+    for _ in range(20):
+        a, b = f(x), g(y)
+    weight = {0: (2, 4), 1: (4, 2), 2: (8, 8)}
+    for got, which in ((a, 0), (b, 1)):
+        want = sum((i + 1) * weight[i % 3][which] * 16 for i in range(12))
+        np.testing.assert_array_equal(np.asarray(got), np.full((8, 16), want))
+
+
+def test_local_work_goes_past_and_results_move_on(cluster):
+    m = mesh_of()
+    x = jax.device_put(np.ones((8, 4), np.float32), NamedSharding(m, P("x")))
+    f = jax.jit(lambda v: v / v.sum() * 32)
+    first = jax.devices()[0]
+    small = jax.device_put(np.zeros(4, np.float32), first)
+    for _ in range(50):
+        x = f(x)
+        small = small + 1
+    np.testing.assert_allclose(np.asarray(x), np.ones((8, 4)), rtol=1e-5)
+    np.testing.assert_array_equal(np.asarray(small), np.full(4, 50))
+    back = jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()[4:]), ("y",)), P("y")))
+    np.testing.assert_allclose(np.asarray(back + 1), np.full((8, 4), 2), rtol=1e-5)
+
+
+BITS = """
+import hashlib
+import numpy as np, jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 4), ("a", "b"))
+x = np.random.RandomState(1).randn(64, 512).astype(np.float32) * 1000
+xs = jax.device_put(x, NamedSharding(mesh, P(("a", "b"))))
+f = jax.jit(jax.shard_map(lambda v: (jax.lax.psum(v, ("a", "b")), jax.lax.psum(v.sum(), "b")[None],
+                                     jax.lax.psum(jnp.tile(v, (40, 1)), "a")),
+                          mesh=mesh, in_specs=P(("a", "b")), out_specs=(P(), P("a"), P("b"))))
+print(hashlib.sha256(b"".join(np.asarray(y).tobytes() for y in f(xs))).hexdigest())
+"""
+
+
+def test_the_same_bits_on_any_number_of_workers():
+    """Two workers of four devices and four of two. (On one worker the plugin's own order of additions holds.)"""
+    digests = []
+    for workers, devices in ((2, 4), (4, 2)):
+        with fresh_cluster(slices=1, workers=workers, devices=devices) as c:
+            digests.append(c.script(BITS).stdout)
+    assert digests[0] == digests[1] and len(digests[0]) == 65
+
+
+def test_losing_a_worker_fails_the_launch_everywhere_and_the_next_one_works():
+    with fresh_cluster(slices=1, workers=2, devices=2) as c:
+        second = c.status()["slices"][0]["workers"].split(", ")[1]
+        p = c.start("""
+import sys
+import numpy as np, jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+mesh = Mesh(np.array(devices), ("x",))
+spin = jax.jit(jax.shard_map(lambda v: jax.lax.fori_loop(0, 10**7, lambda i, c: jax.lax.psum(c, "x") / 4, v),
+                             mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+f = jax.jit(jax.shard_map(lambda v: v + jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+def put(): return jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("x")))
+here = jax.device_put(np.ones(2, np.float32), devices[0])
+np.testing.assert_array_equal(np.asarray(f(put())), np.arange(8) + np.tile([12.0, 16.0], 4))
+y = spin(put())
+print("runs", flush=True)
+sys.stdin.readline()
+try:
+    y.block_until_ready()
+    raise SystemExit("no error")
+except Exception as e:
+    assert "DATA_LOSS" in str(e) and "lost worker" in str(e), str(e)
+for shard in y.addressable_shards:                        # everywhere, also where the worker lives
+    try:
+        np.asarray(shard.data)
+        raise SystemExit("no error")
+    except Exception as e:
+        assert "DATA_LOSS" in str(e), str(e)
+np.testing.assert_array_equal(np.asarray(here + 1), [2, 2])
+np.testing.assert_array_equal(np.asarray(f(put())), np.arange(8) + np.tile([12.0, 16.0], 4))   # with its next life
+print("done", flush=True)
+""")
+        assert p.stdout.readline() == "runs\n"
+        first = next(name for name in c.status()["slices"][0]["workers"].split(", ") if name != second)
+        survivor = c.pid(first)
+        os.kill(c.pid(second), signal.SIGKILL)
+        p.stdin.write("\n")
+        out, err = p.communicate(timeout=120)
+        assert out == "done\n", err
+        assert c.refresh()[first]["pid"] == survivor
+
+
+def test_a_client_that_is_killed_leaves_no_launch_behind():
+    with fresh_cluster(slices=2, workers=1, devices=2) as c:
+        p = c.start("""
+import numpy as np, jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("x",))
+spin = jax.jit(jax.shard_map(lambda v: jax.lax.fori_loop(0, 10**4, lambda i, c: jax.lax.psum(c, "x") / 4, v),
+                             mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("x")))
+for _ in range(20):
+    x = spin(x)
+print("runs", flush=True)
+x.block_until_ready()
+""")
+        assert p.stdout.readline() == "runs\n"
+        p.kill()
+        p.communicate()
+        c.script("""
+import numpy as np, jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("x",))
+x = jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh, P("x")))
+assert float(jax.jit(lambda v: v.sum())(x)) == 6
+""")
