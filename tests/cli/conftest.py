@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Behaviour by flags: --die, --hang, --stubborn, --child, --unplaced. Like the real servers it writes its port file when
-# it listens, and answers the question {"what": "status"} in one frame (magic, length, CRC-32C, type; then JSON).
+# it listens, and answers {"what": "status"} and {"what": "workers"} in one frame (magic, length, CRC-32C, type; then JSON).
 SERVER = f"#!{sys.executable}\n" + textwrap.dedent("""\
     import json, os, signal, socket, struct, sys, threading, time
     flags = dict(arg[2:].split("=", 1) if "=" in arg else (arg[2:], "") for arg in sys.argv[1:])
@@ -56,8 +56,9 @@ SERVER = f"#!{sys.executable}\n" + textwrap.dedent("""\
     def serve(connection):
         magic, length, _, kind = struct.unpack("<IIII", connection.recv(16, socket.MSG_WAITALL))
         assert (magic, kind) == (MAGIC, REQUEST)
-        assert json.loads(connection.recv(length, socket.MSG_WAITALL)) == {"what": "status"}
-        answer = json.dumps({"ok": True, "answer": status}).encode()
+        question = json.loads(connection.recv(length, socket.MSG_WAITALL))
+        answers = {"status": status, "workers": {"expected": 1, "up": int(placed)}}
+        answer = json.dumps({"ok": True, "answer": answers[question["what"]]}).encode()
         connection.sendall(struct.pack("<IIII", MAGIC, len(answer), crc32c(answer), ANSWER) + answer)
         connection.recv(1)
 
