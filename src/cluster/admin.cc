@@ -80,6 +80,9 @@ void AdminTable::OnRequest(absl::string_view payload, std::function<void(std::st
 class AdminServer::Impl {
  public:
   Impl(Loop* loop, const AdminTable* table) : loop_(loop), table_(table) {}
+  ~Impl() {
+    for (auto& [id, peer] : peers_) loop_->Cancel(peer.limit);
+  }
 
   absl::Status Listen(absl::string_view address) {
     auto listener = Listener::Listen(loop_, address, [this](std::unique_ptr<Connection> connection) {
@@ -89,38 +92,61 @@ class AdminServer::Impl {
       }
       const uint64_t id = ++next_peer_;
       Connection::Handlers handlers;
-      handlers.on_frame = [this, id](uint32_t type, absl::string_view payload) {
-        if (type != kFrameAdminRequest) {
-          Drop(id, absl::InvalidArgumentError(absl::StrCat("a frame of type ", type, " makes no sense here")));
-          return;
-        }
-        table_->OnRequest(payload, [this, id, alive = std::weak_ptr<int>(alive_)](std::string answer) {
-          if (alive.expired()) return;
-          auto it = peers_.find(id);
-          if (it != peers_.end()) it->second->Send(kFrameAdminAnswer, std::move(answer));
-        });
-      };
+      handlers.on_frame = [this, id](uint32_t type, absl::string_view payload) { OnFrame(id, type, payload); };
       handlers.on_close = [this, id](const absl::Status& status) { Drop(id, status); };
       connection->Start(std::move(handlers));
-      peers_[id] = std::move(connection);
+      peers_[id].connection = std::move(connection);
+      LimitSilence(id);
     });
     if (!listener.ok()) return listener.status();
     listener_ = std::move(*listener);
     return absl::OkStatus();
   }
 
+  void OnFrame(uint64_t id, uint32_t type, absl::string_view payload) {
+    auto it = peers_.find(id);
+    if (it == peers_.end()) return;
+    if (type != kFrameAdminRequest) {
+      Drop(id, absl::InvalidArgumentError(absl::StrCat("a frame of type ", type, " makes no sense here")));
+      return;
+    }
+    ++it->second.open;
+    loop_->Cancel(std::exchange(it->second.limit, 0));
+    table_->OnRequest(payload, [this, id, alive = std::weak_ptr<int>(alive_)](std::string answer) {
+      if (alive.expired()) return;
+      auto asker = peers_.find(id);
+      if (asker == peers_.end()) return;
+      asker->second.connection->Send(kFrameAdminAnswer, std::move(answer));
+      if (--asker->second.open == 0) LimitSilence(id);
+    });
+  }
+
+  // Places are few: nobody keeps one without a question.
+  void LimitSilence(uint64_t id) {
+    peers_.at(id).limit = loop_->RunAfter(limits::kHandshakeTimeout, [this, id] {
+      Drop(id, absl::UnavailableError("it asks nothing"));
+    });
+  }
+
   void Drop(uint64_t id, const absl::Status& status) {
     auto it = peers_.find(id);
     if (it == peers_.end()) return;
-    if (!absl::IsUnavailable(status)) LogWarning("closed ", it->second->peer(), ": ", status.message());
+    if (!absl::IsUnavailable(status)) LogWarning("closed ", it->second.connection->peer(), ": ", status.message());
+    loop_->Cancel(it->second.limit);
     peers_.erase(it);
   }
+
+  struct Peer {
+    std::unique_ptr<Connection> connection;
+    int open = 0;             // questions
+    Loop::TimerId limit = 0;  // while there is none
+  };
 
   Loop* const loop_;
   const AdminTable* const table_;
   std::unique_ptr<Listener> listener_;
   uint64_t next_peer_ = 0;
-  std::map<uint64_t, std::unique_ptr<Connection>> peers_;
+  std::map<uint64_t, Peer> peers_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 

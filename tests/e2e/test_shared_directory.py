@@ -10,6 +10,7 @@ import pytest
 
 from conftest import fresh_cluster
 from servers import assert_no_forbidden_words, until
+from wire import Door, OwnSession, make_array, message
 
 DIRECTORY = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
 THRESHOLD = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"
@@ -62,6 +63,32 @@ def test_a_killed_client_leaves_no_files(shared):
     client.kill()
     client.wait()
     until(lambda: not list(directory.iterdir()), lambda: f"an empty directory: {list(directory.iterdir())}")
+
+
+def test_a_file_cut_short_is_an_error_of_its_array(shared):
+    """A client that still writes what it has handed over harms nobody but its own array, the proxy least of all."""
+    cluster, directory = shared
+    proxy = cluster.pid("proxy")
+    size = 32 << 20
+    with Door(cluster.address) as door:
+        session = OwnSession(door)
+        file = directory / "lt_5"
+        with open(file, "wb") as writer:
+            writer.truncate(size)
+            metadata = message("GrpcHostBufferStoreMetadata", session_id=session.id, handle=5, buffer_size=size)
+            door.unary("HostBufferReadFromDisk", message("GrpcHostBufferReadFromDiskRequest", metadata=metadata),
+                       "GrpcHostBufferReadFromDiskResponse")
+            assert not file.exists()
+            writer.truncate(5 << 20)
+            session.call(make_array_from_host_buffer_request=make_array(5, [size // 4]))
+            waited = session.call(check_value_ready_request=message("CheckValueReadyRequest", value_handles=[5]))
+        status = waited.response_metadata.status
+        assert status.code == 3 and "'lt_5' in the shared directory was cut short" in status.message, status
+        assert_no_forbidden_words(status.message)
+        session.close()
+    until(lambda: cluster.status()["proxy"]["counts"]["sessions"] == 0, "the end of the session, which had the directory")
+    done = cluster.script("import jax; print(float(jax.jit(lambda v: v + 1)(1.0)))")
+    assert done.stdout.strip() == "2.0" and cluster.pid("proxy") == proxy
 
 
 STOCK = """

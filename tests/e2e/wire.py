@@ -2,6 +2,7 @@
 
 import functools
 import json
+import queue
 import socket
 import struct
 import subprocess
@@ -81,6 +82,40 @@ class Door:
 
 def _bytes(request):
     return request if isinstance(request, bytes) else request.SerializeToString()
+
+
+class OwnSession:
+    """A session of ours beside the stock client's."""
+
+    def __init__(self, door):
+        self.requests = queue.Queue()
+        self.responses = door.session(iter(self.requests.get, None))
+        self.next_op = 1
+        init = self.call(init_request=message("InitRequest"))
+        self.id = init.init_response.session_id
+
+    def call(self, **fields):
+        request = message("IfrtRequest", **fields)
+        request.request_metadata.op_id = self.next_op
+        self.next_op += 1
+        self.requests.put(request)
+        response = next(self.responses)
+        assert response.response_metadata.op_id == request.request_metadata.op_id
+        return response
+
+    def close(self):
+        self.requests.put(None)
+
+
+def make_array(handle, dims):
+    """MakeArrayFromHostBuffer of a float32 array on device 0, from the host buffer of the same number."""
+    sharding = message("xla.ifrt.SingleDeviceShardingProto", device_id=0, memory_kind="device")
+    request = message("MakeArrayFromHostBufferRequest", host_buffer_handle=handle, array_handle=handle)
+    request.dtype.kind = 11    # F32
+    request.shape.dims.extend(dims)
+    request.sharding.serialized_sharding.type_name = "xla::ifrt::SingleDeviceSharding"
+    request.sharding.serialized_sharding.data = sharding.SerializeToString()
+    return request
 
 
 # --- Frames between daemons (env/frame.h): magic, length, CRC-32C, type; then the payload.

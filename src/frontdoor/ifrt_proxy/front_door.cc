@@ -1,6 +1,7 @@
 #include "frontdoor/ifrt_proxy/front_door.h"
 
 #include <atomic>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -66,6 +67,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
       if (!touched) door->touched_.push_back(core.session());
       touched = true;
       hurry = hurry || awaited;
+      out_bytes += response->ByteSizeLong();
       out.push_back(std::move(response));
     }
     RequestId NewRequestId() override {
@@ -114,6 +116,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     const std::shared_ptr<SessionPipe> pipe;
     const std::string peer;
     std::vector<std::unique_ptr<SessionPipe::Response>> out;
+    size_t out_bytes = 0;
     bool touched = false;   // by this turn
     bool hurry = false;     // the client waits for one of `out`
     SessionCore core;
@@ -274,10 +277,19 @@ void IfrtFrontDoor::Impl::Turn(SessionId id) {
   Session* session = Find(id);
   if (session == nullptr) return;
   std::vector<SessionPipe::RequestPtr> requests = session->pipe->TakeRequests();
-  requests_seen_ += requests.size();
   ++depth_;
-  for (const auto& request : requests) session->core.OnRequest(request->message(), options_.now());
+  size_t seen = 0;
+  while (seen < requests.size() && session->out_bytes < kSessionAnswerBytesMax) {
+    session->core.OnRequest(requests[seen++]->message(), options_.now());
+  }
   --depth_;
+  if (seen < requests.size()) {  // the client is to take these answers first
+    session->hurry = true;
+    session->pipe->PutBack({std::make_move_iterator(requests.begin() + static_cast<ptrdiff_t>(seen)),
+                            std::make_move_iterator(requests.end())});
+    requests.resize(seen);
+  }
+  requests_seen_ += seen;
   session->pipe->Recycle(std::move(requests));
   Drain();
 }
@@ -325,6 +337,7 @@ void IfrtFrontDoor::Impl::Drain() {
 
 void IfrtFrontDoor::Impl::Answer(Session& session) {
   session.hurry = false;
+  session.out_bytes = 0;
   session.pipe->PushResponses(std::exchange(session.out, {}));
 }
 
@@ -361,9 +374,13 @@ void IfrtFrontDoor::Impl::PauseSession(SessionId session, bool paused) {
 
 void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::string program, std::string options,
                                        bool split) {
-  auto done = [weak = weak_from_this(), session, token](CompileResult result) {
+  std::shared_ptr<SessionPipe> pipe = Find(session)->pipe;
+  const size_t bytes = program.size();
+  pipe->AddKept(bytes);
+  auto done = [weak = weak_from_this(), session, token, bytes, pipe = std::move(pipe)](CompileResult result) {
     auto self = weak.lock();
     if (self == nullptr) return;
+    pipe->RemoveKept(bytes);
     self->PostSelf([session, token, result = std::move(result)](Impl& door) mutable {
       door.OnCompiled(session, token, std::move(result));
     });

@@ -85,11 +85,11 @@ struct ReadFromDisk {
   }
   static absl::Status Answer(GrpcDoor& door, const std::string& peer, const Request& request, Response*) {
     const auto& metadata = request.metadata();
-    absl::StatusOr<std::shared_ptr<const char>> bytes =
-        door.shared_directory->Map(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size());
-    if (!bytes.ok()) return bytes.status();
-    return door.buffers->StoreMapped(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size(),
-                                     *std::move(bytes));
+    absl::StatusOr<UploadedFilePtr> file =
+        door.shared_directory->OpenUpload(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size());
+    if (!file.ok()) return file.status();
+    return door.buffers->StoreFile(metadata.session_id(), peer, metadata.handle(), metadata.buffer_size(),
+                                   *std::move(file));
   }
 };
 

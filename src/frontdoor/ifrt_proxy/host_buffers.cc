@@ -1,8 +1,6 @@
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 
-#include <sys/mman.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -25,17 +23,6 @@ uint64_t RandomId() {
     const uint64_t id = words[0] ^ (words[1] * 0x9E3779B97F4A7C15ull);
     if (id != 0) return id;
   }
-}
-
-// Holds the mapping; when let go, its pages leave our resident memory (they can be read again from the file).
-std::shared_ptr<const void> MappedPart(std::shared_ptr<const char> mapping, uint64_t offset, uint64_t size) {
-  static const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const char* begin = mapping.get() + offset;
-  return std::shared_ptr<const void>(begin, [mapping = std::move(mapping), size](const void* p) {
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + size) / page * page;
-    if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
-  });
 }
 
 absl::Status UnknownSession() { return absl::NotFoundError("Unknown session for a host buffer"); }
@@ -69,7 +56,7 @@ class HostBuffers::Upload {
   std::vector<Incarnation> workers;
   bool retain = false;             // a consumer went: who has read what is not known, so nothing is freed early
   std::vector<ChunkEntry> chunks;  // chunk i holds [i * kChunk, ...)
-  std::shared_ptr<const char> mapped;
+  UploadedFilePtr file;            // instead of chunks
   size_t held = 0;                 // bytes of chunks alive, also those that peers still fetch
   size_t provisional = 0;
   std::vector<PendingRead> reads;
@@ -368,15 +355,15 @@ absl::Status HostBuffers::EndStore(const UploadPtr& upload, bool cancelled) {
   return answer;
 }
 
-absl::Status HostBuffers::StoreMapped(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size,
-                                      std::shared_ptr<const char> bytes) {
+absl::Status HostBuffers::StoreFile(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size,
+                                    UploadedFilePtr file) {
   Later later;
   {
     absl::MutexLock lock(&mutex_);
     absl::StatusOr<UploadPtr> upload = BeginLocked(wire_id, peer, handle, size, later);
     if (!upload.ok()) return upload.status();
     if (!(*upload)->drains()) {
-      (*upload)->mapped = std::move(bytes);
+      (*upload)->file = std::move(file);
       (*upload)->received = size;
       (*upload)->complete = true;
       AnswerReads(*upload, later);
@@ -439,10 +426,12 @@ absl::StatusOr<HostBuffers::Claimed> HostBuffers::ClaimLocked(SessionId session,
   Claimed result;
   result.key = upload->key;
   if (upload->complete && (whole || static_cast<uint64_t>(upload->size) <= limits::kInlineBytesMax)) {
-    result.bytes = std::make_shared<const std::string>(Gather(*upload));
+    absl::StatusOr<std::string> bytes = Gather(*upload);
     Forget(upload, later);
     later.garbage.push_back(std::move(upload));
     WakeParked(later);
+    if (!bytes.ok()) return bytes.status();
+    result.bytes = std::make_shared<const std::string>(*std::move(bytes));
     return result;
   }
   by_key_.emplace(upload->key, upload);
@@ -614,7 +603,7 @@ void HostBuffers::Forget(const UploadPtr& upload, Later& later) {
   upload->dropped = true;
   for (auto& chunk : upload->chunks) later.garbage.push_back(std::move(chunk.memory));
   upload->chunks.clear();
-  later.garbage.push_back(std::move(upload->mapped));
+  later.garbage.push_back(std::move(upload->file));
   AnswerReads(upload, later);
   WakeOne(upload, later);
 }
@@ -633,14 +622,12 @@ void HostBuffers::AnswerReads(const UploadPtr& upload, Later& later) {
       keep.push_back(std::move(read));
       continue;
     }
-    dataplane::Chunk chunk;
-    chunk.size = read.size;
-    if (upload->mapped != nullptr) {
-      chunk.data = upload->mapped.get() + read.offset;
-      chunk.owner = MappedPart(upload->mapped, read.offset, read.size);
-      later.calls.push_back([done = std::move(read.done), chunk] { done(chunk); });
+    if (upload->file != nullptr) {
+      AnswerFromFile(upload, read.offset, read.size, std::move(read.done), later);
       continue;
     }
+    dataplane::Chunk chunk;
+    chunk.size = read.size;
     const size_t first = static_cast<size_t>(read.offset / kChunk);
     const size_t last = read.size == 0 ? first : static_cast<size_t>((read.offset + read.size - 1) / kChunk);
     bool gone = false;
@@ -681,6 +668,37 @@ void HostBuffers::AnswerReads(const UploadPtr& upload, Later& later) {
   upload->reads = std::move(keep);
 }
 
+// The part is read without the lock, by the thread that caused it: a data plane's, where bytes move anyway.
+void HostBuffers::AnswerFromFile(const UploadPtr& upload, uint64_t offset, uint64_t size, dataplane::ReadDone done,
+                                 Later& later) {
+  std::shared_ptr<char> memory;
+  if (size > 0 && size <= kChunk) memory = NewChunk(upload, static_cast<size_t>(size));
+  if (size > 0 && memory == nullptr) {
+    later.calls.push_back([done = std::move(done), handle = upload->handle] {
+      done(absl::ResourceExhaustedError(absl::StrCat("No host memory in the proxy for host buffer ", handle)));
+    });
+    return;
+  }
+  later.calls.push_back([done = std::move(done), upload, file = upload->file, memory = std::move(memory), offset,
+                         size, this]() mutable {
+    if (absl::Status read = file->Read(offset, memory.get(), static_cast<size_t>(size)); !read.ok()) {
+      memory.reset();
+      Later after;
+      {
+        absl::MutexLock lock(&mutex_);
+        Fail(upload, read, after);
+      }
+      after.Run();
+      return done(read);
+    }
+    dataplane::Chunk chunk;
+    chunk.size = size;
+    chunk.data = memory.get();
+    chunk.owner = std::move(memory);
+    done(std::move(chunk));
+  });
+}
+
 void HostBuffers::AnswerBytes(const UploadPtr& upload, Later& later) {
   if (!upload->want_bytes || upload->dropped || (!upload->complete && upload->error.ok())) return;
   upload->want_bytes = false;
@@ -698,9 +716,13 @@ void HostBuffers::AnswerBytes(const UploadPtr& upload, Later& later) {
   later.garbage.push_back(std::move(hold));
 }
 
-std::string HostBuffers::Gather(const Upload& upload) const {
-  if (upload.mapped != nullptr) return std::string(upload.mapped.get(), static_cast<size_t>(upload.size));
+absl::StatusOr<std::string> HostBuffers::Gather(const Upload& upload) const {
   std::string bytes;
+  if (upload.file != nullptr) {
+    bytes.resize(static_cast<size_t>(upload.size));
+    LB_RETURN_IF_ERROR(upload.file->Read(0, bytes.data(), bytes.size()));
+    return bytes;
+  }
   bytes.reserve(static_cast<size_t>(upload.size));
   for (size_t i = 0; i < upload.chunks.size(); ++i) {
     bytes.append(upload.chunks[i].memory.get(), static_cast<size_t>(upload.ChunkBytes(i)));

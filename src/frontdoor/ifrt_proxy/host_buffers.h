@@ -28,6 +28,7 @@
 #include "controller/controller.h"
 #include "dataplane/data_plane.h"
 #include "dataplane/pool.h"
+#include "frontdoor/ifrt_proxy/shared_directory.h"
 
 namespace landbridge {
 
@@ -65,9 +66,9 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   bool MayRead(const UploadPtr& upload, std::function<void()> resume);
   // The stream is over. The answer for the Store call; not OK when the size announced was not kept.
   absl::Status EndStore(const UploadPtr& upload, bool cancelled);
-  // A file's mapping instead of a stream. Same errors as BeginStore.
-  absl::Status StoreMapped(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size,
-                           std::shared_ptr<const char> bytes);
+  // A file instead of a stream: its parts are read when they are asked for. Same errors as BeginStore.
+  absl::Status StoreFile(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size,
+                         UploadedFilePtr file);
 
   // --- Uploads, the session's side (loop thread).
   struct Claimed {
@@ -142,7 +143,9 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   void AnswerBytes(const UploadPtr& upload, Later& later) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeOne(const UploadPtr& upload, Later& later) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeParked(Later& later) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string Gather(const Upload& upload) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::string> Gather(const Upload& upload) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerFromFile(const UploadPtr& upload, uint64_t offset, uint64_t size, dataplane::ReadDone done, Later& later)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SourceRead(const UploadPtr& upload, uint64_t offset, uint64_t size, dataplane::ReadDone done);
   std::shared_ptr<char> NewChunk(const UploadPtr& upload, size_t bytes);
   void OnChunkFreed(const std::weak_ptr<Upload>& upload, size_t bytes);

@@ -1,6 +1,7 @@
 #include "frontdoor/ifrt_proxy/host_buffers.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -430,34 +431,114 @@ class SharedDirectoryTest : public HostBuffersTest {
     ASSERT_EQ(::write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
     ::close(fd);
   }
+  void StoreFile(uint64_t handle, int64_t size) {
+    auto file = UploadedFile::Open(directory, "", handle, size);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_TRUE(buffers->StoreFile(wire, "me", handle, size, *std::move(file)).ok());
+  }
+  // The key of an upload by the file that lies there, served to one worker.
+  uint64_t Claimed(uint64_t handle, size_t size) {
+    StoreFile(handle, static_cast<int64_t>(size));
+    auto claimed = buffers->Claim(SessionId(1), handle, static_cast<int64_t>(size));
+    EXPECT_TRUE(claimed.ok()) << claimed.status();
+    buffers->Serve(claimed->key, {Incarnation(8)});
+    return claimed->key;
+  }
+  uint64_t Upload(uint64_t handle, const std::string& bytes) {
+    Write(absl::StrCat("lt_", handle), bytes);
+    return Claimed(handle, bytes.size());
+  }
   std::string directory;
 };
 
-TEST_F(SharedDirectoryTest, MappedAndUnlinkedAtOnce) {
+std::string Content(const absl::StatusOr<UploadedFilePtr>& file) {
+  char text[3] = {};
+  if (!file.ok()) return std::string(file.status().message());
+  return (*file)->Read(0, text, 3).ok() ? std::string(text, 3) : "";
+}
+
+TEST_F(SharedDirectoryTest, OpenedAndUnlinkedAtOnce) {
+  const std::string bytes = Pattern(3u << 20);
+  const uint64_t key = Upload(12, bytes);
+  EXPECT_NE(::access((directory + "/lt_12").c_str(), F_OK), 0);
+  EXPECT_EQ(**Pull(key, 1u << 20, 2u << 20), bytes.substr(1u << 20, 2u << 20));
+  EXPECT_EQ(**Pull(key, 3u << 20, 0), "");
+  EXPECT_EQ(buffers->counts().bytes_held, 0u);
+  buffers->Drop(key);
+}
+
+TEST_F(SharedDirectoryTest, AFileThatIsCutShortIsAnErrorOfItsUpload) {
   const std::string bytes = Pattern(3u << 20);
   Write("lt_12", bytes);
-  auto mapped = MapUploadedFile(directory, "", 12, static_cast<int64_t>(bytes.size()));
-  ASSERT_TRUE(mapped.ok()) << mapped.status();
-  EXPECT_NE(::access((directory + "/lt_12").c_str(), F_OK), 0);
-  EXPECT_TRUE(buffers->StoreMapped(wire, "me", 12, static_cast<int64_t>(bytes.size()), *mapped).ok());
-  auto claimed = buffers->Claim(SessionId(1), 12, static_cast<int64_t>(bytes.size()));
-  ASSERT_TRUE(claimed.ok());
-  buffers->Serve(claimed->key, {Incarnation(8)});
-  EXPECT_EQ(**Pull(claimed->key, 1u << 20, 2u << 20), bytes.substr(1u << 20, 2u << 20));
+  const int writer = ::open((directory + "/lt_12").c_str(), O_WRONLY);
+  const uint64_t key = Claimed(12, bytes.size());
+  EXPECT_EQ(**Pull(key, 0, 1u << 20), bytes.substr(0, 1u << 20));
+  ASSERT_EQ(::ftruncate(writer, 1000), 0);
+  // Also what lies before the cut: an array is whole or an error.
+  for (uint64_t offset : {uint64_t{1} << 20, uint64_t{0}}) {
+    const absl::Status cut = Pull(key, offset, 1u << 20)->status();
+    EXPECT_EQ(cut.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(cut.message()), HasSubstr("'lt_12' in the shared directory was cut short"));
+  }
   EXPECT_EQ(buffers->counts().bytes_held, 0u);
-  buffers->Drop(claimed->key);
+  buffers->Drop(key);
+
+  // The door itself reads small ones and those of strings.
+  for (const bool whole : {false, true}) {
+    Write("lt_13", "abc");
+    const int other = ::open((directory + "/lt_13").c_str(), O_WRONLY);
+    StoreFile(13, 3);
+    ASSERT_EQ(::ftruncate(other, 2), 0);
+    auto claimed = whole ? buffers->ClaimWhole(SessionId(1), 13, 1000) : buffers->Claim(SessionId(1), 13, 3);
+    EXPECT_EQ(claimed.status().code(), absl::StatusCode::kInvalidArgument);
+    ::close(other);
+  }
+  const uint64_t wanted = Upload(14, bytes);
+  buffers->WantBytes(wanted);
+  EXPECT_EQ(answered.at(wanted).value(), bytes);
+  Write("lt_15", bytes);
+  const int third = ::open((directory + "/lt_15").c_str(), O_WRONLY);
+  const uint64_t lost = Claimed(15, bytes.size());
+  ASSERT_EQ(::ftruncate(third, 2), 0);
+  buffers->WantBytes(lost);
+  EXPECT_EQ(answered.at(lost).status().code(), absl::StatusCode::kInvalidArgument);
+  ::close(third);
+  ::close(writer);
+}
+
+TEST_F(SharedDirectoryTest, FilesThatWaitAreCounted) {
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const uint64_t max = std::min<uint64_t>(kUploadedFilesMax, before.rlim_cur / 2);
+  std::vector<UploadedFilePtr> files;
+  for (uint64_t i = 0; i < max; ++i) {
+    Write("lt_1", "abc");
+    auto file = UploadedFile::Open(directory, "", 1, 3);
+    ASSERT_TRUE(file.ok()) << file.status() << " after " << i;
+    files.push_back(*std::move(file));
+  }
+  Write("lt_1", "abc");
+  const absl::Status refused = UploadedFile::Open(directory, "", 1, 3).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("holds ", max, " files of uploads")));
+  files.pop_back();
+  Write("lt_1", "abc");
+  EXPECT_TRUE(UploadedFile::Open(directory, "", 1, 3).ok());
 }
 
 TEST_F(SharedDirectoryTest, WhatIsRefused) {
-  EXPECT_EQ(MapUploadedFile(directory, "", 1, 3).status().code(), absl::StatusCode::kInvalidArgument);  // no such file
+  auto open = [this](uint64_t handle, int64_t size) {
+    return UploadedFile::Open(directory, "", handle, size).status();
+  };
+  EXPECT_EQ(open(1, 3).code(), absl::StatusCode::kInvalidArgument);  // no such file
   Write("lt_2", "abc");
-  EXPECT_EQ(MapUploadedFile(directory, "", 2, 4).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(open(2, 4).code(), absl::StatusCode::kInvalidArgument);
   ASSERT_EQ(::symlink("/etc/hostname", (directory + "/lt_3").c_str()), 0);
-  EXPECT_EQ(MapUploadedFile(directory, "", 3, 3).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(open(3, 3).code(), absl::StatusCode::kInvalidArgument);
   ::unlink((directory + "/lt_3").c_str());
   // Handles are cut to 32 bits, with their sign, as the client does.
   Write("lt_-1", "abc");
-  EXPECT_TRUE(MapUploadedFile(directory, "", 0xffffffffull, 3).ok());
+  EXPECT_TRUE(open(0xffffffffull, 3).ok());
 }
 
 TEST_F(SharedDirectoryTest, ClientsWithFoldersOfTheirOwnDoNotMeet) {
@@ -469,8 +550,8 @@ TEST_F(SharedDirectoryTest, ClientsWithFoldersOfTheirOwnDoNotMeet) {
     Write(std::string(folder) + "/lt_1", folder);
     Write(std::string(folder) + "/lt_2", "left behind");
   }
-  EXPECT_EQ(std::string(shared.Map(101, "me", 1, 3).value().get(), 3), "one");
-  EXPECT_EQ(std::string(shared.Map(102, "me", 1, 3).value().get(), 3), "two");
+  EXPECT_EQ(Content(shared.OpenUpload(101, "me", 1, 3)), "one");
+  EXPECT_EQ(Content(shared.OpenUpload(102, "me", 1, 3)), "two");
   shared.Close(SessionId(1));
   EXPECT_NE(::access((directory + "/one").c_str(), F_OK), 0);
   EXPECT_EQ(::access((directory + "/two/lt_2").c_str(), F_OK), 0);
@@ -482,15 +563,15 @@ TEST_F(SharedDirectoryTest, ClientsWithoutAFolderTakeTurns) {
   SharedDirectory shared(directory);
   for (uint64_t n : {1, 2}) shared.Open(SessionId(n), 100 + n, "me", "");
   Write("lt_1", "one");
-  EXPECT_TRUE(shared.Map(101, "me", 1, 3).ok());
+  EXPECT_TRUE(shared.OpenUpload(101, "me", 1, 3).ok());
   Write("lt_1", "two");
-  const absl::Status refused = shared.Map(102, "me", 1, 3).status();
+  const absl::Status refused = shared.OpenUpload(102, "me", 1, 3).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("install the landbridge package"));
   shared.Close(SessionId(1));
   EXPECT_NE(::access((directory + "/lt_1").c_str(), F_OK), 0);  // whose it was is not known
   Write("lt_1", "new");
-  EXPECT_EQ(std::string(shared.Map(102, "me", 1, 3).value().get(), 3), "new");
+  EXPECT_EQ(Content(shared.OpenUpload(102, "me", 1, 3)), "new");
   shared.Close(SessionId(2));
 }
 
@@ -498,12 +579,12 @@ TEST_F(SharedDirectoryTest, ForeignSessionsTouchNothing) {
   SharedDirectory shared(directory);
   shared.Open(SessionId(1), 101, "me", "");
   Write("lt_1", "abc");
-  EXPECT_EQ(shared.Map(102, "me", 1, 3).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(shared.Map(101, "you", 1, 3).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shared.OpenUpload(102, "me", 1, 3).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shared.OpenUpload(101, "you", 1, 3).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(::access((directory + "/lt_1").c_str(), F_OK), 0);
   shared.Close(SessionId(1));
   ::unlink((directory + "/lt_1").c_str());
-  EXPECT_EQ(SharedDirectory("").Map(101, "me", 1, 3).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(SharedDirectory("").OpenUpload(101, "me", 1, 3).status().code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST_F(SharedDirectoryTest, FoldersOutsideAreRefused) {
@@ -513,7 +594,7 @@ TEST_F(SharedDirectoryTest, FoldersOutsideAreRefused) {
   SharedDirectory shared(directory);
   shared.Open(SessionId(1), 101, "me", "link");
   ASSERT_EQ(::symlink("/tmp", (directory + "/link").c_str()), 0);
-  EXPECT_EQ(shared.Map(101, "me", 1, 3).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(shared.OpenUpload(101, "me", 1, 3).status().code(), absl::StatusCode::kInvalidArgument);
   shared.Close(SessionId(1));
   ::unlink((directory + "/link").c_str());
 }

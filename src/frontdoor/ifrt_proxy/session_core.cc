@@ -71,6 +71,18 @@ bool IsAwaited(const proxy::IfrtRequest& request) {
   }
 }
 
+// Whether the answer may be a long time in coming.
+bool MayWait(const proxy::IfrtRequest& request) {
+  switch (request.request_case()) {
+    case proxy::IfrtRequest::kInitRequest:
+    case proxy::IfrtRequest::kCheckFutureRequest:
+    case proxy::IfrtRequest::kCheckValueReadyRequest:
+    case proxy::IfrtRequest::kCopyToHostBufferRequest:
+    case proxy::IfrtRequest::kCompileRequest: return true;
+    default: return false;
+  }
+}
+
 }  // namespace
 
 void SessionCore::OnRequest(const Request& request, TimeNs now) {
@@ -87,6 +99,11 @@ void SessionCore::OnRequest(const Request& request, TimeNs now) {
       break;
     default:
       op.hold = contexts_.Begin(op.context);
+  }
+  if (++unanswered_ > options_.unanswered_max && MayWait(request)) {
+    return Fail(op, absl::ResourceExhaustedError(absl::StrCat(
+                        options_.unanswered_max, " requests of this session wait for their answers, its limit: wait for "
+                        "some of its arrays before asking for more")));
   }
   Dispatch(std::move(op), request, now);
 }
@@ -194,11 +211,13 @@ std::unique_ptr<SessionCore::Response> SessionCore::NewResponse(const Op& op) {
 }
 
 void SessionCore::Succeed(const Op& op, std::unique_ptr<Response> response) {
+  --unanswered_;
   if (op.numbered) contexts_.Number(response->mutable_response_metadata());
   host_->Respond(std::move(response), op.awaited);
 }
 
 void SessionCore::Fail(const Op& op, const absl::Status& status) {
+  --unanswered_;
   contexts_.Cite(status);
   auto response = NewResponse(op);
   *response->mutable_response_metadata()->mutable_status() = wire::ToProto(

@@ -53,6 +53,9 @@ class SessionHost {
   virtual absl::Status PutResult(uint64_t handle, RequestId read, ReadResult result) = 0;
 };
 
+// Requests of one session that have no answer yet. Above, those that wait for something fail.
+constexpr size_t kSessionUnansweredMax = 1'000'000;
+
 // Thread-safety: none (loop thread). Controller, host and catalog outlive it.
 class SessionCore {
  public:
@@ -62,6 +65,7 @@ class SessionCore {
     int protocol_version = 25;
     SessionHints hints = {};
     std::string log_place = {};        // named in every error; empty: not
+    size_t unanswered_max = kSessionUnansweredMax;
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.
@@ -235,6 +239,7 @@ class SessionCore {
   SessionHost* const host_;
   const DeviceCatalog* catalog_ = nullptr;
   std::vector<WaitingInit> waiting_inits_;
+  size_t unanswered_ = 0;                        // requests
 
   UserContexts contexts_;                        // outlives all holds below
   absl::flat_hash_map<Handle, ArrayEntry> arrays_;

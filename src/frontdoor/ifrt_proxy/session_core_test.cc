@@ -89,6 +89,7 @@ class SessionCoreTest : public ::testing::Test {
     SessionCore::Options options;
     options.session = SessionId(1);
     options.wire_id = 4242;
+    options.unanswered_max = 100'000;
     core_ = std::make_unique<SessionCore>(options, &cluster_.controller, &host_);
     for (int i = 0; i < 4; ++i) {
       CatalogDevice device;
@@ -349,6 +350,28 @@ TEST_F(SessionCoreTest, ARequestMayComeBeforeItsBytes) {
   Pump();
   EXPECT_TRUE(Answered(op));
   EXPECT_EQ(*Read(3), "xy");
+}
+
+TEST_F(SessionCoreTest, RequestsThatWaitAreCounted) {
+  Send(MakeRequest(7, DType::kU8, {3}, Single(1)));  // whose bytes do not come yet
+  IfrtRequest ready, read;
+  ready.mutable_check_value_ready_request()->add_value_handles(7);
+  read.mutable_copy_to_host_buffer_request()->set_array_handle(7);
+  std::vector<uint64_t> waiting;
+  for (int i = 0; i < 100'000; ++i) waiting.push_back(Send(ready));
+  Pump();
+  EXPECT_EQ(host_.responses.size(), 1u);  // of the upload
+  for (const IfrtRequest& more : {ready, read}) {
+    const absl::Status refused = StatusOf(Call(more));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("100000 requests of this session wait"));
+  }
+  // What needs no waiting goes on, and the others get their answers.
+  Make(8, "xyz");
+  cluster_.controller.OnHostBytes(host_.keys.at(7), std::string("abc"));
+  Pump();
+  for (uint64_t op : waiting) ASSERT_TRUE(Answered(op) && StatusOf(host_.responses[op]).ok());
+  EXPECT_EQ(*Read(7), "abc");
 }
 
 TEST_F(SessionCoreTest, ReplicatedUploadAndShards) {

@@ -1,5 +1,6 @@
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 
+#include <iterator>
 #include <utility>
 
 #include "base/limits.h"
@@ -16,7 +17,17 @@ bool CanWait(const ReceivedRequest& request) { return request.message().has_dest
 
 bool SessionPipe::Room() const {
   return !paused_ && requests_.size() < limits::kSessionQueuedRequestsMax &&
-         request_bytes_ < limits::kSessionParkedBytesMax && responses_.size() < limits::kSessionQueuedRequestsMax;
+         request_bytes_ < limits::kSessionParkedBytesMax && kept_bytes_ < kSessionCompileBytesMax &&
+         responses_.size() < limits::kSessionQueuedRequestsMax && response_bytes_ < kSessionAnswerBytesMax;
+}
+
+// Whether the loop, which found no room for answers, is to be told that there is some.
+bool SessionPipe::WakesStalled() {
+  if (!stalled_ || response_bytes_ >= kSessionAnswerBytesMax) return false;
+  stalled_ = false;
+  if (closed_ || told_ || requests_.empty()) return false;
+  told_ = true;
+  return true;
 }
 
 SessionPipe::Step SessionPipe::Next(std::unique_ptr<Response>* response, bool* more) {
@@ -28,7 +39,8 @@ SessionPipe::Step SessionPipe::Next(std::unique_ptr<Response>* response, bool* m
     return Step::kCancel;
   }
   if (!writing_ && !responses_.empty()) {
-    *response = std::move(responses_.front());
+    *response = std::move(responses_.front().response);
+    writing_bytes_ = responses_.front().bytes;
     responses_.pop_front();
     *more = !responses_.empty();
     writing_ = true;
@@ -86,11 +98,10 @@ bool SessionPipe::OnRead(RequestPtr request) {
     if (request == nullptr) closed_ = true;
     if (!closed_) {
       quiet = CanWait(*request);
-      // Only programs and string constants make a request big; its exact size does not matter.
-      request_bytes_ += sizeof(ReceivedRequest) + request->message().compile_request().program().data().size();
+      request_bytes_ += request->bytes();
       requests_.push_back(std::move(request));
       quiet = quiet && !told_ && requests_.size() == 1;
-      wake = !told_ && !quiet;
+      wake = !told_ && !quiet && !stalled_;
       told_ = told_ || wake;
     }
   }
@@ -102,18 +113,22 @@ bool SessionPipe::OnRead(RequestPtr request) {
 void SessionPipe::Announce() {
   {
     absl::MutexLock lock(&mutex_);
-    if (closed_ || told_ || requests_.empty()) return;
+    if (closed_ || told_ || stalled_ || requests_.empty()) return;
     told_ = true;
   }
   wake_();
 }
 
 void SessionPipe::OnWritten(bool ok) {
+  bool wake = false;
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    response_bytes_ -= std::exchange(writing_bytes_, 0);
     if (!ok) closed_ = true;
+    wake = WakesStalled();
   }
+  if (wake) wake_();
   Advance();
 }
 
@@ -123,12 +138,36 @@ std::vector<SessionPipe::RequestPtr> SessionPipe::TakeRequests() {
   {
     absl::MutexLock lock(&mutex_);
     told_ = false;
+    stalled_ = response_bytes_ >= kSessionAnswerBytesMax;
+    if (stalled_) return taken;
     request_bytes_ = 0;
     taken.swap(requests_);
     parked = !reading_;
   }
   if (parked) Advance();
   return taken;
+}
+
+void SessionPipe::PutBack(std::vector<RequestPtr> requests) {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  for (const RequestPtr& request : requests) request_bytes_ += request->bytes();
+  requests_.insert(requests_.begin(), std::make_move_iterator(requests.begin()),
+                   std::make_move_iterator(requests.end()));
+  stalled_ = true;
+}
+
+void SessionPipe::AddKept(size_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  kept_bytes_ += bytes;
+}
+
+void SessionPipe::RemoveKept(size_t bytes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    kept_bytes_ -= bytes;
+  }
+  Advance();
 }
 
 SessionPipe::RequestPtr SessionPipe::NewRequest() {
@@ -157,7 +196,11 @@ void SessionPipe::PushResponses(std::vector<std::unique_ptr<Response>> responses
   {
     absl::MutexLock lock(&mutex_);
     if (closed_) return;
-    for (auto& response : responses) responses_.push_back(std::move(response));
+    for (auto& response : responses) {
+      const size_t bytes = response->ByteSizeLong();
+      response_bytes_ += bytes;
+      responses_.push_back({std::move(response), bytes});
+    }
     if (writing_) return;  // its end comes back for them
   }
   Advance();
@@ -178,6 +221,7 @@ void SessionPipe::Close() {
     closed_ = true;
     dropped.swap(requests_);
     responses_.clear();
+    response_bytes_ = writing_bytes_;
   }
   Advance();
 }

@@ -19,6 +19,11 @@
 
 namespace landbridge {
 
+// Answers of one session that the client has not taken. Above, its requests are not looked at; one more may be written.
+constexpr size_t kSessionAnswerBytesMax = size_t{64} << 20;
+// Programs of one session that wait for the compiler. Above, its stream is not read; the largest single one fits.
+constexpr size_t kSessionCompileBytesMax = size_t{1} << 30;
+
 // One message on an arena of its own: a request is a dozen small objects, made on one thread and freed on another.
 class ReceivedRequest {
  public:
@@ -27,6 +32,8 @@ class ReceivedRequest {
       : arena_(block_, sizeof(block_)), message_(google::protobuf::Arena::CreateMessage<Request>(&arena_)) {}
   Request* mutable_message() { return message_; }
   const Request& message() const { return *message_; }
+  // Of memory, about: objects lie on the arena, what their strings hold does not.
+  size_t bytes() const { return sizeof(*this) + arena_.SpaceAllocated() + message_->ByteSizeLong(); }
   // Empty again.
   void Clear() {
     arena_.Reset();
@@ -72,8 +79,15 @@ class SessionPipe {
   void Announce();
 
   // --- Loop.
+  // None while kSessionAnswerBytesMax wait to be written: `wake` is called when the client has taken them.
   std::vector<RequestPtr> TakeRequests();
+  // The last ones of those taken, not looked at since their answers would not find room. They are taken again after
+  // `wake`.
+  void PutBack(std::vector<RequestPtr> requests);
   void Recycle(std::vector<RequestPtr> requests);   // what has been dealt with
+  // Bytes of requests that are kept behind the pipe; see kSessionCompileBytesMax.
+  void AddKept(size_t bytes);
+  void RemoveKept(size_t bytes);
   void PushResponses(std::vector<std::unique_ptr<Response>> responses);
   void SetPaused(bool paused);
 
@@ -87,6 +101,7 @@ class SessionPipe {
   void Advance();
   Step Next(std::unique_ptr<Response>* response, bool* more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WakesStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const SessionId session_;
   const std::function<void()> wake_;
@@ -94,8 +109,16 @@ class SessionPipe {
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;   // null before Start and from Finish on
   std::vector<RequestPtr> requests_ ABSL_GUARDED_BY(mutex_);
   size_t request_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<RequestPtr> spare_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::unique_ptr<Response>> responses_ ABSL_GUARDED_BY(mutex_);
+  struct Answer {
+    std::unique_ptr<Response> response;
+    size_t bytes = 0;
+  };
+  std::deque<Answer> responses_ ABSL_GUARDED_BY(mutex_);
+  size_t response_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of responses_ and of the one that is being written
+  size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;       // the loop is to be woken once answers have left
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

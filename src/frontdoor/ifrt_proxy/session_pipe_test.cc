@@ -1,5 +1,6 @@
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -135,6 +136,102 @@ TEST_F(SessionPipeTest, AnswersThatTheClientDoesNotTakeStopTheReading) {
   EXPECT_THAT(stream_.Did(), IsEmpty());
   pipe_->OnWritten(true);
   EXPECT_THAT(stream_.Did(), ElementsAre("write 7+", "read"));
+}
+
+TEST_F(SessionPipeTest, WhatTheRequestsHoldIsCountedWhateverTheyAre) {
+  auto names = [this] {  // bytes in strings
+    SessionPipe::RequestPtr request = pipe_->NewRequest();
+    request->mutable_message()->mutable_compile_request()->add_host_callbacks(std::string(9u << 20, 'c'));
+    return request;
+  };
+  auto objects = [this] {  // some bytes each on the wire, many in memory
+    SessionPipe::RequestPtr request = pipe_->NewRequest();
+    auto* arrays = request->mutable_message()->mutable_make_arrays_from_host_buffer_shards_request();
+    for (int i = 0; i < 100'000; ++i) arrays->add_specs();
+    return request;
+  };
+  for (const std::function<SessionPipe::RequestPtr()>& make : {std::function<SessionPipe::RequestPtr()>(names),
+                                                               std::function<SessionPipe::RequestPtr()>(objects)}) {
+    FakeStream stream;
+    pipe_ = std::make_shared<SessionPipe>(SessionId(1), [this] { ++wakes_; });
+    pipe_->Start(&stream);
+    const size_t each = make()->bytes();
+    ASSERT_GT(each, size_t{4} << 20);
+    const size_t fit = limits::kSessionParkedBytesMax / each + 1;
+    for (size_t i = 0; i < fit; ++i) {
+      EXPECT_THAT(stream.Did(), ElementsAre("read")) << i;
+      pipe_->OnRead(make());
+    }
+    EXPECT_THAT(stream.Did(), IsEmpty());
+    EXPECT_EQ(Taken().size(), fit);
+    EXPECT_THAT(stream.Did(), ElementsAre("read"));
+    pipe_->Close();
+    pipe_->OnRead(nullptr);
+  }
+}
+
+TEST_F(SessionPipeTest, RequestsWaitWhileTheClientDoesNotTakeItsAnswers) {
+  pipe_->Start(&stream_);
+  auto answers = Responses({1, 2});
+  for (auto& answer : answers) {
+    auto* status = answer->mutable_response_metadata()->mutable_status();
+    status->set_message(std::string(kSessionAnswerBytesMax * 3 / 4, 'x'));
+  }
+  pipe_->PushResponses(std::move(answers));
+  EXPECT_THAT(stream_.Did(), ElementsAre("read", "write 1+"));
+  pipe_->OnRead(Execute(3));
+  EXPECT_THAT(stream_.Did(), IsEmpty());  // not read on
+  EXPECT_EQ(wakes_, 1);
+  EXPECT_THAT(Taken(), IsEmpty());        // nor looked at
+  pipe_->OnWritten(true);
+  EXPECT_EQ(wakes_, 2);
+  EXPECT_THAT(stream_.Did(), ElementsAre("write 2", "read"));
+  EXPECT_THAT(Taken(), ElementsAre(3));
+  // A session that found nothing to do in that time is woken as ever.
+  pipe_->OnWritten(true);
+  pipe_->PushResponses([] {
+    auto big = Responses({4});
+    big[0]->mutable_response_metadata()->mutable_status()->set_message(std::string(kSessionAnswerBytesMax, 'x'));
+    return big;
+  }());
+  EXPECT_THAT(Taken(), IsEmpty());
+  pipe_->OnWritten(true);
+  EXPECT_EQ(wakes_, 2);
+  pipe_->OnRead(Execute(5));
+  EXPECT_EQ(wakes_, 3);
+  EXPECT_THAT(Taken(), ElementsAre(5));
+}
+
+TEST_F(SessionPipeTest, WhatIsPutBackComesFirstOnceAnswersHaveLeft) {
+  pipe_->Start(&stream_);
+  for (uint64_t op : {1, 2, 3}) pipe_->OnRead(Execute(op));
+  std::vector<SessionPipe::RequestPtr> taken = pipe_->TakeRequests();
+  ASSERT_EQ(taken.size(), 3u);
+  pipe_->OnRead(Execute(4));
+  EXPECT_EQ(wakes_, 2);
+  taken.erase(taken.begin());
+  pipe_->PutBack(std::move(taken));
+  auto big = Responses({1});
+  big[0]->mutable_response_metadata()->mutable_status()->set_message(std::string(kSessionAnswerBytesMax, 'x'));
+  pipe_->PushResponses(std::move(big));
+  EXPECT_THAT(Taken(), IsEmpty());
+  pipe_->OnWritten(true);
+  EXPECT_EQ(wakes_, 3);
+  EXPECT_THAT(Taken(), ElementsAre(2, 3, 4));
+}
+
+TEST_F(SessionPipeTest, ProgramsThatWaitForTheCompilerStopTheReading) {
+  pipe_->Start(&stream_);
+  pipe_->AddKept(kSessionCompileBytesMax - 1);
+  pipe_->OnRead(Execute(1));
+  EXPECT_THAT(stream_.Did(), ElementsAre("read", "read"));
+  pipe_->AddKept(1);
+  pipe_->OnRead(Execute(2));
+  EXPECT_THAT(stream_.Did(), IsEmpty());
+  EXPECT_THAT(Taken(), ElementsAre(1, 2));
+  EXPECT_THAT(stream_.Did(), IsEmpty());
+  pipe_->RemoveKept(1);
+  EXPECT_THAT(stream_.Did(), ElementsAre("read"));
 }
 
 TEST_F(SessionPipeTest, IsFinishedOnceWhenNothingIsOpen) {

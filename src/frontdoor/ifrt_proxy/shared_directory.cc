@@ -2,13 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -26,10 +27,29 @@ class Fd {
   Fd(const Fd&) = delete;
   Fd& operator=(const Fd&) = delete;
   int get() const { return fd_; }
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
-  const int fd_;
+  int fd_;
 };
+
+std::atomic<uint64_t> open_files{0};  // descriptors are the process's, whatever the directory
+
+// The doors need descriptors, too.
+uint64_t FilesMax() {
+  static const uint64_t max = [] {
+    struct rlimit descriptors = {};
+    if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kUploadedFilesMax;
+    return std::min<uint64_t>(kUploadedFilesMax, descriptors.rlim_cur / 2);
+  }();
+  return max;
+}
+
+bool OneMoreFile() {
+  if (open_files.fetch_add(1, std::memory_order_relaxed) < FilesMax()) return true;
+  open_files.fetch_sub(1, std::memory_order_relaxed);
+  return false;
+}
 
 // `folder` of `root`, or `root` itself. A link in place of the folder is not followed. -1: errno says why.
 int OpenFolder(const std::string& root, const std::string& folder) {
@@ -55,17 +75,18 @@ void RemoveUploads(const std::string& root, const std::string& folder) {
 }
 
 absl::Status SystemError(absl::string_view what, absl::string_view name) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " '", name, "' in the shared directory: ", std::strerror(errno)));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " '", name, "' in the shared directory: ", std::strerror(errno)));
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const char>> MapUploadedFile(const std::string& root, const std::string& folder,
-                                                            uint64_t handle, int64_t size) {
-  const std::string name = absl::StrCat("lt_", static_cast<int32_t>(static_cast<uint32_t>(handle)));
+absl::StatusOr<UploadedFilePtr> UploadedFile::Open(const std::string& root, const std::string& folder, uint64_t handle,
+                                                   int64_t size) {
+  std::string name = absl::StrCat("lt_", static_cast<int32_t>(static_cast<uint32_t>(handle)));
   const Fd dir(OpenFolder(root, folder));
   if (dir.get() < 0) return SystemError("Cannot open", folder.empty() ? root : absl::StrCat(root, "/", folder));
-  const Fd file(::openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  Fd file(::openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return SystemError("Cannot open", name);
   ::unlinkat(dir.get(), name.c_str(), 0);
   struct stat info = {};
@@ -74,19 +95,41 @@ absl::StatusOr<std::shared_ptr<const char>> MapUploadedFile(const std::string& r
     return absl::InvalidArgumentError(absl::StrCat("'", name, "' in the shared directory holds ", info.st_size,
                                                    " bytes instead of ", size, " or is no regular file"));
   }
-  if (size == 0) return std::shared_ptr<const char>(std::make_shared<char>(0));
-  const size_t bytes = static_cast<size_t>(size);
-  void* memory = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (memory == MAP_FAILED) return SystemError("Cannot map", name);
-  ::madvise(memory, bytes, MADV_SEQUENTIAL);
-  return std::shared_ptr<const char>(static_cast<const char*>(memory),
-                                     [bytes](const char* p) { ::munmap(const_cast<char*>(p), bytes); });
+  if (!OneMoreFile()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "this proxy holds ", FilesMax(), " files of uploads, its limit: let some transfers end before the next, or let "
+        "only large ones go by file (IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES)"));
+  }
+  ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  return UploadedFilePtr(new UploadedFile(file.Release(), std::move(name)));
+}
+
+UploadedFile::~UploadedFile() {
+  ::close(fd_);
+  open_files.fetch_sub(1, std::memory_order_relaxed);
+}
+
+absl::Status UploadedFile::Read(uint64_t offset, char* to, size_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd_, to, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return SystemError("Cannot read", name_);
+    if (got == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("'", name_, "' in the shared directory was cut short to ", offset,
+                                                     " bytes while it was read: its client must leave it as it is"));
+    }
+    to += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SharedDirectory::CheckFolder(absl::string_view folder) {
   constexpr size_t kBytesMax = 64;
-  const bool plain = std::all_of(folder.begin(), folder.end(),
-                                 [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; });
+  const bool plain = std::all_of(folder.begin(), folder.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_';
+  });
   if (plain && folder.size() <= kBytesMax) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("\"", kSharedFolderKey, "\" must be a name of at most ", kBytesMax,
                                                  " letters, digits, '-' and '_'"));
@@ -122,8 +165,8 @@ void SharedDirectory::Close(SessionId session) {
   }
 }
 
-absl::StatusOr<std::shared_ptr<const char>> SharedDirectory::Map(uint64_t wire_id, absl::string_view peer,
-                                                                 uint64_t handle, int64_t size) {
+absl::StatusOr<UploadedFilePtr> SharedDirectory::OpenUpload(uint64_t wire_id, absl::string_view peer, uint64_t handle,
+                                                            int64_t size) {
   if (root_.empty()) {
     return absl::UnimplementedError(
         "this proxy has no shared directory for uploads: start it with --shared_transfer_directory, or unset "
@@ -148,9 +191,9 @@ absl::StatusOr<std::shared_ptr<const char>> SharedDirectory::Map(uint64_t wire_i
           "folder of its own there, or unset IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"));
     }
   }
-  absl::StatusOr<std::shared_ptr<const char>> mapped = MapUploadedFile(root_, folder, handle, size);
-  if (mapped.ok()) uploads_.fetch_add(1, std::memory_order_relaxed);
-  return mapped;
+  absl::StatusOr<UploadedFilePtr> file = UploadedFile::Open(root_, folder, handle, size);
+  if (file.ok()) uploads_.fetch_add(1, std::memory_order_relaxed);
+  return file;
 }
 
 }  // namespace landbridge

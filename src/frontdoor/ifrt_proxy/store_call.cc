@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "frontdoor/ifrt_proxy/store_message.h"
 
 namespace landbridge {
 namespace {
@@ -12,44 +13,6 @@ namespace {
 namespace proxy = xla::ifrt::proxy;
 
 constexpr char kStoreKey[] = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
-
-// The parts of the one `bytes data = 1` in the message, without a copy when it is encoded the usual way. False: not
-// a message of that type.
-bool DataOf(const std::vector<grpc::Slice>& slices, std::vector<absl::string_view>* parts, std::string* copy) {
-  size_t total = 0;
-  for (const grpc::Slice& slice : slices) total += slice.size();
-  if (total == 0) return true;
-  const grpc::Slice& first = slices[0];
-  if (first.size() >= 2 && first.begin()[0] == 0x0a) {
-    uint64_t length = 0;
-    size_t at = 1;
-    bool complete = false;
-    for (int shift = 0; at < first.size() && shift < 63; shift += 7) {
-      const uint8_t byte = first.begin()[at++];
-      length |= static_cast<uint64_t>(byte & 0x7f) << shift;
-      if ((byte & 0x80) == 0) {
-        complete = true;
-        break;
-      }
-    }
-    if (complete && length == total - at) {
-      for (size_t i = 0; i < slices.size(); ++i) {
-        const size_t skip = i == 0 ? at : 0;
-        if (slices[i].size() == skip) continue;
-        parts->push_back({reinterpret_cast<const char*>(slices[i].begin()) + skip, slices[i].size() - skip});
-      }
-      return true;
-    }
-  }
-  std::string flat;
-  flat.reserve(total);
-  for (const grpc::Slice& slice : slices) flat.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-  proxy::GrpcHostBufferStoreRequest message;
-  if (!message.ParseFromString(flat)) return false;
-  *copy = std::move(*message.mutable_data());
-  parts->push_back(*copy);
-  return true;
-}
 
 // Thread-safety: the lane's thread, except that the buffers' resume comes on any.
 class StoreCall final : public Call {
@@ -101,7 +64,7 @@ class StoreCall final : public Call {
     std::vector<grpc::Slice> slices;
     std::vector<absl::string_view> parts;
     std::string copy;
-    if (!message_.Dump(&slices).ok() || !DataOf(slices, &parts, &copy)) {
+    if (!message_.Dump(&slices).ok() || !StoreMessageData(slices, &parts, &copy)) {
       door_->buffers->EndStore(upload_, /*cancelled=*/true).IgnoreError();  // the array hears of it
       return Finish(absl::InvalidArgumentError("HostBufferStore got a message that it cannot decode"));
     }
