@@ -25,10 +25,15 @@ std::string GraphTensor(const TensorInfo& tensor) {
 }  // namespace
 
 json LaunchQueue::GraphOf(const Node& node) const {
+  // A place in the log behind others is no running yet.
+  const bool first = std::all_of(node.devices.begin(), node.devices.end(), [&](uint32_t device) {
+    return !in_order_[device].empty() && in_order_[device].front() == node.self;
+  });
   const char* state = node.stage == Stage::kWaiting     ? "waiting"
                       : node.stage == Stage::kCandidate ? "runnable"
-                      : node.stage == Stage::kPlaced    ? "running"
-                                                        : "done";
+                      : node.stage == Stage::kDone      ? "done"
+                      : first                           ? "running"
+                                                        : "waiting";
   json entry = {{"ticket", node.ticket.ToString()}, {"session", node.session.ToString()}, {"state", state},
                 {"devices", std::vector<uint32_t>(node.devices.begin(), node.devices.end())}};
   if (!node.op->call_site().empty()) entry["call_site"] = node.op->call_site();
