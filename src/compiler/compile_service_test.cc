@@ -318,6 +318,9 @@ TEST_F(CompileServiceTest, CacheAndJoining) {
 }
 
 TEST_F(CompileServiceTest, AbortFailsThatCompileOnly) {
+#ifdef LB_SANITIZED
+  GTEST_SKIP() << "the sanitizer turns the signal into an exit code";
+#endif
   auto service = Value(CompileService::Start(ServiceOptions()));
   CompileRequest request = Request(pjrt::kAddProgram);
   request.test_fault = "abort";
@@ -351,6 +354,9 @@ TEST_F(CompileServiceTest, EndlessLoopMeetsTheTimeLimit) {
 }
 
 TEST_F(CompileServiceTest, MemoryLimit) {
+#ifdef LB_SANITIZED
+  GTEST_SKIP() << "a sanitizer's shadow memory is beyond any limit";
+#endif
   CompileServiceOptions options = ServiceOptions();
   options.memory_limit_bytes = int64_t{1} << 30;
   auto service = Value(CompileService::Start(options));

@@ -403,7 +403,7 @@ void SliceSequencer::PlaceWhatItRestsOn(Ticket root, TimeNs now) {
 
 void SliceSequencer::OnFreeze(uint64_t round, const std::vector<Ticket>& tickets) {
   if (open_.has_value() && round <= open_->round) return;
-  open_.emplace();
+  open_ = Open();  // clang 14 finds no default constructor for emplace here
   open_->round = round;
   open_->missing = alive_;
   FreezeParts message;
