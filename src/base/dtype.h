@@ -28,6 +28,12 @@ absl::string_view DTypeName(DType dtype);  // "f32", "bf16", "s4", ...
 int HostElementBytes(DType dtype);
 // Bits of one element in device memory (sub-byte types may be packed there: 1, 2 or 4). 0 as above.
 int DeviceElementBits(DType dtype);
+// Bytes of so many elements of `bits` each, one after the other: the last byte is filled up. For counts that are known to fit.
+constexpr int64_t PackedBytes(int64_t elements, int bits) {
+  if (bits >= 8) return elements * (bits / 8);
+  const int64_t per_byte = 8 / bits;
+  return elements / per_byte + (elements % per_byte != 0);
+}
 inline bool IsSubByte(DType dtype) { int bits = DeviceElementBits(dtype); return bits > 0 && bits < 8; }
 
 }  // namespace landbridge

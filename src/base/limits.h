@@ -90,7 +90,6 @@ constexpr size_t kTransferAddressBytesMax = 4096;
 constexpr size_t kTransferTombstonesMax = 65'536;       // unpublished keys (and, separately, spaces) remembered
 constexpr size_t kTransferClosedPeersMax = 4096;        // closed lives remembered
 constexpr size_t kTransferPeersMax = 16'384;
-constexpr DurationNs kTransferBrokenGrace = 40 * kMillisecond;  // pulls of a broken connection wait for the control plane's word
 constexpr DurationNs kReadBrokenGrace = 3 * kSecond;            // the same in a proxy, whose reads are not tried again
 constexpr size_t kTransferSliceBytes = 512u << 10;      // of bulk moved between two looks at the messages
 constexpr size_t kTransferScratchBytes = 256u << 10;    // messages are read in such pieces, per process

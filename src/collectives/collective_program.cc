@@ -23,7 +23,7 @@ absl::StatusOr<CollectiveTensor> ReadTensor(const CollectiveOp::Tensor& tensor) 
   if (tensor.elements() < 0 || tensor.elements() > limits::kArrayBytesMax / ((bits + 7) / 8)) {
     return Bad(absl::StrCat(tensor.elements(), " elements"));
   }
-  return CollectiveTensor{*dtype, tensor.elements(), DenseBytes(*dtype, tensor.elements())};
+  return CollectiveTensor{*dtype, tensor.elements(), BytesOfElements(*dtype, tensor.elements())};
 }
 
 bool IsId(CollectiveOp::Kind kind) { return kind == CollectiveOp::PARTITION_ID || kind == CollectiveOp::REPLICA_ID; }

@@ -22,7 +22,7 @@ int64_t ElementsIn(DType dtype, int64_t bytes) { return bytes * 8 / DeviceElemen
 
 int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-int64_t BytesOf(DType dtype, const ElementRange& range) { return DenseBytes(dtype, range.size()); }
+int64_t BytesOf(DType dtype, const ElementRange& range) { return BytesOfElements(dtype, range.size()); }
 
 }  // namespace
 
@@ -176,8 +176,8 @@ void GroupCall::ReduceLocally() {
     auto reduce = [this, i, &tensor, at_once](ElementRange range, std::byte* out) {
       for (int64_t begin = range.begin; begin < range.end; begin += at_once) {
         const int64_t count = std::min(at_once, range.end - begin);
-        const int64_t offset = DenseBytes(tensor.dtype, begin);
-        std::byte* to = out + DenseBytes(tensor.dtype, begin - range.begin);
+        const int64_t offset = BytesOfElements(tensor.dtype, begin);
+        std::byte* to = out + BytesOfElements(tensor.dtype, begin - range.begin);
         Run([this, i, &tensor, count, offset, to] {
           ReduceTree(layout_.size(), tensor.dtype, step_.reduction, count, to,
                      [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) + offset : nullptr; });
@@ -230,7 +230,7 @@ void GroupCall::ReduceEagerly(const Partials& partials) {
   for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
     const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
     auto reduce = [&](ElementRange range, std::byte* out) {
-      const int64_t from = offset + DenseBytes(tensor.dtype, range.begin);
+      const int64_t from = offset + BytesOfElements(tensor.dtype, range.begin);
       ReduceTree(layout_.size(), tensor.dtype, step_.reduction, range.size(), out,
                  [&](int first, int ranks) -> const std::byte* {
                    for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
@@ -257,7 +257,7 @@ void GroupCall::ExchangeInParts() {
     OfferPartials(i);
     if (step_.kind == CollectiveOp::ALL_REDUCE) {
       const ElementRange part = layout_.OwnedBy(layout_.self, step_.operands[static_cast<size_t>(i)].elements);
-      StartPart(i, part, FirstResult(i) + DenseBytes(dtype, part.begin));
+      StartPart(i, part, FirstResult(i) + BytesOfElements(dtype, part.begin));
       TakeParts(i);
     } else {
       for (int rank : layout_.local_ranks) StartPart(i, PieceOf(rank, i), ResultOf(rank, i));
@@ -324,7 +324,7 @@ void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
     if (subtree.worker == layout_.self) continue;
     (*partials)[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
     missing->fetch_add(1, std::memory_order_relaxed);
-    Take(subtree.first, Key(kValues, subtree.first, pipeline->operand), DenseBytes(tensor.dtype, begin),
+    Take(subtree.first, Key(kValues, subtree.first, pipeline->operand), BytesOfElements(tensor.dtype, begin),
          (*partials)[t]->data(), bytes, arrived);
   }
   arrived();
@@ -332,11 +332,11 @@ void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
 
 void GroupCall::ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials) {
   const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(pipeline->operand)];
-  std::byte* out = pipeline->out + DenseBytes(tensor.dtype, piece.begin - pipeline->part.begin);
+  std::byte* out = pipeline->out + BytesOfElements(tensor.dtype, piece.begin - pipeline->part.begin);
   ReduceTree(layout_.size(), tensor.dtype, step_.reduction, piece.size(), out,
              [&](int first, int ranks) -> const std::byte* {
                if (ranks == 1 && IsLocal(first)) {
-                 return OperandOf(first, pipeline->operand) + DenseBytes(tensor.dtype, piece.begin);
+                 return OperandOf(first, pipeline->operand) + BytesOfElements(tensor.dtype, piece.begin);
                }
                for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
                  const Subtree& subtree = layout_.subtrees[t];
@@ -357,7 +357,7 @@ void GroupCall::ShareParts(int operand) {
   const ElementRange part = layout_.OwnedBy(layout_.self, step_.operands[static_cast<size_t>(operand)].elements);
   const int64_t bytes = BytesOf(dtype, part);
   OfferInPlace(Key(kReduced, layout_.local_ranks[0], operand),
-               std::make_shared<OutgoingMemory>(FirstResult(operand) + DenseBytes(dtype, part.begin), bytes,
+               std::make_shared<OutgoingMemory>(FirstResult(operand) + BytesOfElements(dtype, part.begin), bytes,
                                                 bytes * OtherWorkers(), nullptr));
 }
 
@@ -369,7 +369,7 @@ void GroupCall::TakeParts(int operand) {
     if (worker == layout_.self || taken[static_cast<size_t>(worker)]) continue;
     taken[static_cast<size_t>(worker)] = true;
     const ElementRange part = layout_.OwnedBy(worker, tensor.elements);
-    Take(rank, Key(kReduced, rank, operand), 0, FirstResult(operand) + DenseBytes(tensor.dtype, part.begin),
+    Take(rank, Key(kReduced, rank, operand), 0, FirstResult(operand) + BytesOfElements(tensor.dtype, part.begin),
          BytesOf(tensor.dtype, part));
   }
 }

@@ -105,11 +105,11 @@ void ReduceSubtree(const Subtree& subtree, DType dtype, CollectiveOp::Reduction 
   const int64_t per_block = kBlockBytes * 8 / DeviceElementBits(dtype);
   for (int64_t begin = 0; begin < elements; begin += per_block) {
     const int64_t count = std::min(per_block, elements - begin);
-    const int64_t offset = DenseBytes(dtype, begin);
+    const int64_t offset = BytesOfElements(dtype, begin);
     std::byte* block_out = out + offset;
     const std::byte* value =
         Block(dtype, reduction, count, offset, input, scratch).Evaluate(subtree.first, subtree.count, block_out, 0);
-    if (value != block_out) std::memcpy(block_out, value, static_cast<size_t>(DenseBytes(dtype, count)));
+    if (value != block_out) std::memcpy(block_out, value, static_cast<size_t>(BytesOfElements(dtype, count)));
   }
 }
 

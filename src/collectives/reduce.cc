@@ -214,11 +214,6 @@ Class ClassOf(DType dtype) {
 
 }  // namespace
 
-int64_t DenseBytes(DType dtype, int64_t elements) {
-  const int bits = DeviceElementBits(dtype);
-  return bits % 8 == 0 ? elements * (bits / 8) : (elements + 8 / bits - 1) / (8 / bits);
-}
-
 absl::Status CheckReduction(DType dtype, CollectiveOp::Reduction reduction) {
   const Class kind = ClassOf(dtype);
   bool known = false;

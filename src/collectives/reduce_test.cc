@@ -59,8 +59,8 @@ TEST(Reduce, PackedIntegers) {
   EXPECT_EQ(Reduced<uint8_t>(DType::kS4, CollectiveOp::SUM, {0x7f}, {0x1f}), (std::vector<uint8_t>{0x8e}));
   EXPECT_EQ(Reduced<uint8_t>(DType::kS4, CollectiveOp::MAXIMUM, {0x7f}, {0x91}), (std::vector<uint8_t>{0x71}));
   EXPECT_EQ(Reduced<uint8_t>(DType::kU4, CollectiveOp::MAXIMUM, {0x7f}, {0x91}), (std::vector<uint8_t>{0x9f}));
-  EXPECT_EQ(DenseBytes(DType::kS4, 3), 2);
-  EXPECT_EQ(DenseBytes(DType::kF32, 3), 12);
+  EXPECT_EQ(BytesOfElements(DType::kS4, 3), 2);
+  EXPECT_EQ(BytesOfElements(DType::kF32, 3), 12);
 }
 
 TEST(Reduce, HalfPrecisionRoundsToNearestEven) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/split_mix.h"
 #include "controller/controller_impl.h"
 #include "controller/status_proto.h"
 
@@ -21,14 +22,6 @@ std::vector<std::shared_ptr<Span>> SpanTable::OfSession(SessionId session) const
 }  // namespace ctl
 
 namespace {
-
-// Spreads consecutive numbers over all 64 bits, one to one.
-uint64_t Scatter(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 SpanPlace PlaceOf(const ctl::Span& span, const ctl::Span::Part& part) {
   SpanPlace place;
@@ -51,7 +44,7 @@ void Controller::Impl::BeforeSpanSent(Life* life, Launch* launch) {
   if (span == nullptr) return;
   LaunchSpan* message = launch->mutable_span();
   // Of another number than any other thing that this proxy names on the data plane.
-  message->set_space(Scatter(options_.space ^ Scatter(span->number)));
+  message->set_space(SplitMix(options_.space ^ SplitMix(span->number)));
   for (const ctl::Span::Part& part : span->parts) {
     if (part.ticket == Ticket(launch->ticket())) *message->mutable_place() = PlaceOf(*span, part);
     SpanWorker* worker = message->add_workers();

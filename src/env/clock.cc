@@ -8,6 +8,7 @@
 
 #include "absl/numeric/int128.h"
 #include "base/log.h"
+#include "base/split_mix.h"
 
 namespace landbridge {
 namespace {
@@ -72,12 +73,10 @@ Random& SystemRandom() {
   return *random;
 }
 
-uint64_t SeededRandom::Next() {  // SplitMix64, Steele et al. 2014
-  state_ += 0x9e3779b97f4a7c15ull;
-  uint64_t z = state_;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
+uint64_t SeededRandom::Next() {
+  const uint64_t next = SplitMix(state_);
+  state_ += kSplitMixStep;
+  return next;
 }
 
 }  // namespace landbridge

@@ -53,6 +53,9 @@ class WorkerCore::Impl {
     };
     for (const SpanWorker& worker : op.launch().span().workers()) meet(worker.incarnation(), worker.data_address());
     for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) meet(edge.incarnation(), edge.data_address());
+    for (const MakeBuffer& buffer : op.make().buffers()) {
+      for (const Piece& piece : buffer.pieces()) meet(piece.remote().incarnation(), piece.remote().data_address());
+    }
   }
 
   // Everything that follows from what has just happened, until nothing moves: whatever order the parts are asked in,

@@ -65,11 +65,6 @@ void GatherPackedBits(std::byte* dst, int64_t offset, int64_t bytes, const std::
 void ScatterPackedBits(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box, int bits,
                        const std::byte* src, int64_t offset, int64_t bytes);
 
-// Bytes of so many elements when they travel: `bits` each, the last byte filled up. Of a box inside a checked shape.
-constexpr int64_t TravelBytes(int64_t elements, int bits) {
-  return bits >= 8 ? elements * (bits / 8) : CeilDivide(elements, 8 / bits);
-}
-
 // Sub-byte elements. The wire image has a byte per element (its low bits count); packed memory holds 8/bits
 // elements a byte, the first in the lowest bits. Whole images only.
 void PackBits(std::byte* packed, const std::byte* image, int64_t elements, int bits);

@@ -195,7 +195,7 @@ TEST(Bits, BoxesTravelPacked) {
     for (std::byte& element : image) element &= static_cast<std::byte>((1u << bits) - 1);
     std::vector<std::byte> elements(45);
     GatherPackedRange(elements.data(), 0, 45, image.data(), strides, box, 1);
-    const int64_t total = TravelBytes(45, bits);
+    const int64_t total = PackedBytes(45, bits);
     EXPECT_EQ(total, (45 * bits + 7) / 8);
     std::vector<std::byte> packed(static_cast<size_t>(total));
     PackBits(packed.data(), elements.data(), 45, bits);
@@ -213,8 +213,8 @@ TEST(Bits, BoxesTravelPacked) {
       }
     }
   }
-  EXPECT_EQ(TravelBytes(0, 4), 0);
-  EXPECT_EQ(TravelBytes(3, 128), 48);
+  EXPECT_EQ(PackedBytes(0, 4), 0);
+  EXPECT_EQ(PackedBytes(3, 128), 48);
 }
 
 TEST(Bits, FirstElementIsLowest) {  // as XLA lays out s4 on a CPU

@@ -17,7 +17,7 @@ std::optional<ByteRange> OneRun(DType dtype, absl::Span<const int64_t> dims, con
 }  // namespace
 
 BoxSource::BoxSource(HostImage image, DType dtype, absl::Span<const int64_t> dims, IndexBox box, TaskPool* pool)
-    : bytes_(TravelBytes(box.Elements(), DeviceElementBits(dtype))),
+    : bytes_(PackedBytes(box.Elements(), DeviceElementBits(dtype))),
       packs_(!OneRun(dtype, dims, box).has_value()),
       pool_(pool) {
   if (auto range = OneRun(dtype, dims, box)) {

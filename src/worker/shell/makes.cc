@@ -161,9 +161,8 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
       open->local.push_back(std::move(local));
       continue;
     }
-    const int64_t bytes = TravelBytes(target_box.Elements(), DeviceElementBits(open->dtype));
+    const int64_t bytes = PackedBytes(target_box.Elements(), DeviceElementBits(open->dtype));
     if (bytes == 0) continue;
-    LB_RETURN_IF_ERROR(context_->MeetPeer(Incarnation(piece.remote().incarnation()), piece.remote().data_address()));
     const auto range = ContiguousRange(open->dims, target_box, element_bytes);
     if (range.has_value() && !IsSubByte(open->dtype)) {  // sub-byte elements travel packed, and are unpacked here
       ++open->arriving;

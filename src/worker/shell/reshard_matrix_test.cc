@@ -220,7 +220,7 @@ class Cell {
     BoxSource source(HostImage{from.image.data(), static_cast<int64_t>(from.image.size()), nullptr}, dtype_, dims,
                      BoxOf(offer.box(), dims), pool_);
     const int64_t bytes = static_cast<int64_t>(source.size()), half = bytes / 2;
-    EXPECT_EQ(bytes, TravelBytes(to.Elements(), DeviceElementBits(dtype_)));
+    EXPECT_EQ(bytes, PackedBytes(to.Elements(), DeviceElementBits(dtype_)));
     Land(source, 0, half, to, strides, image);
     auto copy = source.Copy();
     ASSERT_TRUE(copy.ok()) << copy.status();
@@ -294,7 +294,7 @@ class Cell {
       if (link.first / per_slice != link.second / per_slice) into_slice[link.second / per_slice] += elements;
       const int bits = DeviceElementBits(dtype_);
       // Every piece ends at a byte; more is not lost.
-      const int64_t exact = TravelBytes(elements, bits), pieces = static_cast<int64_t>(offers_.size());
+      const int64_t exact = PackedBytes(elements, bits), pieces = static_cast<int64_t>(offers_.size());
       const int64_t bytes = link_bytes_.at(link);
       EXPECT_GE(bytes, exact);
       EXPECT_LE(bytes, exact + (bits < 8 ? pieces : 0));
