@@ -22,4 +22,10 @@ struct LaunchBase {
 // longer agree.
 absl::Status ExpandLaunch(LaunchBase* base, Launch* launch);
 
+// The shard of arguments and outputs that belongs to device number `d` of the launch: of a part of one that spans workers
+// those that are here, else all.
+inline uint32_t ShardOf(const Launch& launch, int d) {
+  return launch.has_span() ? launch.span().shards(d) : static_cast<uint32_t>(d);
+}
+
 }  // namespace landbridge

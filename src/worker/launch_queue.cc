@@ -38,9 +38,6 @@ std::unique_ptr<SchedulingPolicy> MakePolicy(const Scheduling& op) {
 
 constexpr uint64_t kFirstEpoch = 1;
 
-// The shard of arguments and outputs that belongs to the launch's device number `d`.
-uint32_t ShardOf(const Launch& op, int d) { return op.has_span() ? op.span().shards(d) : static_cast<uint32_t>(d); }
-
 absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) {
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " spans workers, but ", what));

@@ -66,26 +66,17 @@ absl::Status TakeArguments(const LaunchWork& work, size_t d, std::vector<std::sh
 
 // What the devices of a split launch share.
 struct Split {
-  Split(LaunchWork launch_work, Clock& launch_clock, LaunchDone launch_done)
-      : work(std::move(launch_work)), clock(launch_clock), start(clock.Now()), left(work.devices.size()),
-        done(std::move(launch_done)) {}
+  Split(LaunchWork launch_work, Clock& clock, LaunchDone done)
+      : work(std::move(launch_work)),
+        completion(work.devices.size(), clock.Now(), clock,
+                   [this, done = std::move(done)](absl::Status status, TimeNs start, TimeNs end) {
+                     work.registration = CollectiveRegistration();
+                     done(std::move(status), start, end);
+                   }) {}
 
   void OnDevice(const absl::Status& status) {
-    if (!status.ok()) {
-      {
-        absl::MutexLock lock(&mutex);
-        if (first.ok()) first = status;
-      }
-      work.collectives->Abort(status);
-    }
-    if (left.fetch_sub(1) != 1) return;
-    work.registration = CollectiveRegistration();
-    absl::Status of_all;
-    {
-      absl::MutexLock lock(&mutex);
-      of_all = first;
-    }
-    done(std::move(of_all), start, clock.Now());
+    if (!status.ok()) work.collectives->Abort(status);
+    completion.OnDevice(status);
   }
 
   // What made it fail is better known to the collectives than to the plugin.
@@ -95,12 +86,7 @@ struct Split {
   }
 
   LaunchWork work;
-  Clock& clock;
-  const TimeNs start;
-  std::atomic<size_t> left;
-  LaunchDone done;
-  absl::Mutex mutex;
-  absl::Status first ABSL_GUARDED_BY(mutex);
+  Completion completion;
 };
 
 void IssueOnDevice(pjrt::Client& client, const std::shared_ptr<Split>& split, size_t d) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "worker/launch_args.h"
 
 namespace landbridge {
 namespace {
@@ -179,7 +180,6 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     if (index < given_up.size() && !given_up[index]) work.kept.push_back(parameter);
   }
   const size_t shards = work.devices.size();
-  auto shard_of = [&](size_t d) { return info.split() ? launch.span().shards(static_cast<int>(d)) : static_cast<uint32_t>(d); };
   work.arguments.resize(shards);
   work.outputs.resize(shards);
   for (size_t d = 0; d < shards; ++d) {
@@ -190,7 +190,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
                                                        shards, " devices"));
       }
       const BufferRef ref = arg.shards_size() != 0 ? RefOf(arg.shards(static_cast<int>(d)))
-                                                   : BufferRef{ArrayId(arg.array()), shard_of(d)};
+                                                   : BufferRef{ArrayId(arg.array()), ShardOf(launch, static_cast<int>(d))};
       const DeviceStore::Entry* entry = context_->store.Find(ref);
       if (entry == nullptr) return absl::InternalError(absl::StrCat(name, ": ", ref.ToString(), " is not here"));
       work.arguments[d].push_back(entry->slot);
@@ -200,7 +200,7 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     work.outputs[d].reserve(static_cast<size_t>(launch.outputs_size()));
     for (uint64_t array : launch.outputs()) {
       work.outputs[d].push_back(
-          context_->store.Create(BufferRef{ArrayId(array), shard_of(d)}, work.devices[d]));
+          context_->store.Create(BufferRef{ArrayId(array), ShardOf(launch, static_cast<int>(d))}, work.devices[d]));
     }
   }
   work.launch_id = NextLaunchId();
