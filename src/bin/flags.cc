@@ -1,5 +1,6 @@
 #include "bin/flags.h"
 
+#include <cstdio>
 #include <cstdlib>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/log.h"
+#include "cluster/grant.h"
 
 namespace landbridge {
 
@@ -173,6 +176,22 @@ std::string Flags::Help() const {
   for (const Prefix& prefix : prefixes_) absl::StrAppend(&out, "  --", prefix.prefix, "*\n      ", prefix.help, "\n");
   if (!help_full_) absl::StrAppend(&out, "\n--helpfull lists the flags that are taken and ignored, too.\n");
   return out;
+}
+
+std::optional<int> Flags::ParseOrExplain(int argc, char** argv) {
+  if (absl::Status status = Parse(argc, argv); !status.ok()) {
+    std::fprintf(stderr, "%s: %s\n", program_.c_str(), std::string(status.message()).c_str());
+    return kExitUsage;
+  }
+  if (!help()) return std::nullopt;
+  std::fputs(Help().c_str(), stdout);
+  return 0;
+}
+
+void Flags::LogStart(int argc, char** argv) const {
+  const std::vector<std::string> arguments(argv, argv + argc);
+  LogInfo("version ", BuildVersion(), ", started as: ", absl::StrJoin(arguments, " "));
+  for (const std::string& notice : notices_) LogInfo(notice);
 }
 
 std::string TakeClusterSecret() {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@
 #include "absl/strings/string_view.h"
 
 namespace landbridge {
+
+// A program's exit code for flags that make no sense.
+inline constexpr int kExitUsage = 2;
 
 class Flags {
  public:
@@ -35,6 +39,11 @@ class Flags {
   std::string Help() const;
   // What ignored flags were given, one sentence each.
   const std::vector<std::string>& notices() const { return notices_; }
+
+  // Parses, and does what --help wants. A value: the program ends with it (kExitUsage after a line on standard error).
+  std::optional<int> ParseOrExplain(int argc, char** argv);
+  // The first lines of a server's log: version, arguments, notices.
+  void LogStart(int argc, char** argv) const;
 
  private:
   enum class Kind { kString, kList, kInt, kBool, kIgnored };

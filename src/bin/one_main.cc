@@ -77,11 +77,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "landbridge-one: %s\n", std::string(text).c_str());
     return 2;
   };
-  if (absl::Status status = flags.Parse(argc, argv); !status.ok()) return fail(std::string(status.message()));
-  if (flags.help()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
+  if (const std::optional<int> code = flags.ParseOrExplain(argc, argv); code.has_value()) return *code;
   absl::StatusOr<std::string> found = FindPlugin(plugin);
   if (!found.ok()) return fail(std::string(found.status().message()));
   plugin = *found;

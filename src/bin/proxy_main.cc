@@ -103,17 +103,8 @@ int Main(int argc, char** argv) {
   flags.AddIgnored("enable_gcs_olm", "there is no bucket to set a lifecycle rule on");
   flags.AddIgnored("vmodule", "use LANDBRIDGE_LOG_LEVEL=debug");
   flags.AddPrefix("xla_", &xla_flags, "Given to the compiler processes in XLA_FLAGS.");
-  if (absl::Status status = flags.Parse(argc, argv); !status.ok()) {
-    std::fprintf(stderr, "landbridge-proxy: %s\n", std::string(status.message()).c_str());
-    return 2;
-  }
-  if (flags.help()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
-  std::vector<std::string> arguments(argv, argv + argc);
-  LogInfo("version ", BuildVersion(), ", started as: ", absl::StrJoin(arguments, " "));
-  for (const std::string& notice : flags.notices()) LogInfo(notice);
+  if (const std::optional<int> code = flags.ParseOrExplain(argc, argv); code.has_value()) return *code;
+  flags.LogStart(argc, argv);
   auto fail = [](absl::string_view text) {
     LogError(text);
     return 1;

@@ -36,7 +36,6 @@ constexpr const char* kUsage =
     "      is a worker, one per accelerator host: it runs compiled programs with a PJRT plugin.\n"
     "Start them in any order: they find each other, and say in the log what they wait for.";
 
-constexpr int kExitUsage = 2;
 constexpr int kExitRestart = 75;  // a new life is needed: the launcher should start this worker again
 constexpr int kDevicesDefault = 4;
 constexpr DurationNs kAskTimeout = 2 * kSecond;
@@ -191,17 +190,8 @@ int Main(int argc, char** argv) {
   ServerFlags values;
   Flags flags("landbridge-server", kUsage);
   Declare(&flags, &values);
-  if (absl::Status status = flags.Parse(argc, argv); !status.ok()) {
-    std::fprintf(stderr, "landbridge-server: %s\n", std::string(status.message()).c_str());
-    return kExitUsage;
-  }
-  if (flags.help()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
-  const std::vector<std::string> arguments(argv, argv + argc);
-  LogInfo("version ", BuildVersion(), ", started as: ", absl::StrJoin(arguments, " "));
-  for (const std::string& notice : flags.notices()) LogInfo(notice);
+  if (const std::optional<int> code = flags.ParseOrExplain(argc, argv); code.has_value()) return *code;
+  flags.LogStart(argc, argv);
   auto fail = [](absl::string_view text) {
     LogError(text);
     return kExitUsage;

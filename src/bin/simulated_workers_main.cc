@@ -25,8 +25,6 @@ constexpr const char* kUsage =
     "  landbridge-proxy --resource_manager_address=HOST:29001\n"
     "or `landbridge up --simulated --slices 512 --devices-per-worker 8`.";
 
-constexpr int kExitUsage = 2;
-
 struct SimulatedFlags {
   std::string resource_manager_address, port_file;
   int64_t workers = 1, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30, lease_ms = 0, heartbeat_ms = 0;
@@ -49,16 +47,8 @@ int Main(int argc, char** argv) {
   SimulatedFlags values;
   Flags flags("landbridge-simulated-workers", kUsage);
   Declare(&flags, &values);
-  if (absl::Status status = flags.Parse(argc, argv); !status.ok()) {
-    std::fprintf(stderr, "landbridge-simulated-workers: %s\n", std::string(status.message()).c_str());
-    return kExitUsage;
-  }
-  if (flags.help()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
-  const std::vector<std::string> arguments(argv, argv + argc);
-  LogInfo("version ", BuildVersion(), ", started as: ", absl::StrJoin(arguments, " "));
+  if (const std::optional<int> code = flags.ParseOrExplain(argc, argv); code.has_value()) return *code;
+  flags.LogStart(argc, argv);
   auto fail = [](absl::string_view text) {
     LogError(text);
     return kExitUsage;
