@@ -222,33 +222,20 @@ TEST(CollectiveEngine, AbortEndsCallsOnAllWorkers) {
     const Case c{CollectiveOp::ALL_REDUCE, kAll, {elements}, DType::kF32, CollectiveOp::SUM};
     TestWorkers workers(ProgramOf(c), kPlacements[2]);
     Bytes operands = RandomOperands(workers.program().steps()[0], 1);
-    std::vector<std::string> results(kDevices, std::string(static_cast<size_t>(elements) * 4, '\0'));
-    std::vector<absl::Status> statuses(kDevices);
-    absl::BlockingCounter left(kDevices - 1);
-    for (int d = 0; d < kDevices - 1; ++d) {
-      const auto i = static_cast<size_t>(d);
-      CollectiveCall call;
-      call.device = d;
-      call.operands = {Data(operands[i][0])};
-      call.results = {reinterpret_cast<std::byte*>(results[i].data())};
-      call.done = [&left, status = &statuses[i]](const absl::Status& done) {
-        *status = done;
-        left.DecrementCount();
-      };
-      workers.run_of_device(d)->Call(std::move(call));
-    }
+    TestWorkers::Calls calls(workers, 0, operands, kDevices - 1);
     workers.run(3)->Abort(absl::DataLossError("device 7 went away"));
-    left.Wait();
-    for (int d = 0; d < kDevices - 1; ++d) {
-      EXPECT_EQ(statuses[static_cast<size_t>(d)].code(), absl::StatusCode::kDataLoss) << d;
-      EXPECT_THAT(std::string(statuses[static_cast<size_t>(d)].message()), testing::HasSubstr("device 7 went away"));
+    calls.Wait();
+    for (const absl::Status& status : calls.statuses) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("device 7 went away"));
     }
     // A call that comes late ends at once; the next launch works.
     absl::BlockingCounter late(1);
+    std::string result(static_cast<size_t>(elements) * 4, '\0');
     CollectiveCall call;
     call.device = 7;
     call.operands = {Data(operands[7][0])};
-    call.results = {reinterpret_cast<std::byte*>(results[7].data())};
+    call.results = {reinterpret_cast<std::byte*>(result.data())};
     call.done = [&](const absl::Status& done) {
       EXPECT_EQ(done.code(), absl::StatusCode::kDataLoss);
       late.DecrementCount();
@@ -266,22 +253,10 @@ TEST(CollectiveEngine, LostWorkerEndsTheLaunch) {
   const Case c{CollectiveOp::ALL_GATHER, kAll, {100'000}};
   TestWorkers workers(ProgramOf(c), kPlacements[1]);
   Bytes operands = RandomOperands(workers.program().steps()[0], 1);
-  std::vector<std::string> results(4, std::string(100'000 * 4 * 8, '\0'));
-  absl::BlockingCounter left(4);
-  for (int d = 0; d < 4; ++d) {
-    const auto i = static_cast<size_t>(d);
-    CollectiveCall call;
-    call.device = d;
-    call.operands = {Data(operands[i][0])};
-    call.results = {reinterpret_cast<std::byte*>(results[i].data())};
-    call.done = [&](const absl::Status& done) {
-      EXPECT_EQ(done.code(), absl::StatusCode::kDataLoss);
-      left.DecrementCount();
-    };
-    workers.run(0)->Call(std::move(call));
-  }
+  TestWorkers::Calls calls(workers, 0, operands, 4);
   workers.plane(0).ClosePeer(TestWorkers::Peer(1), absl::DataLossError("worker 1 died"));
-  left.Wait();
+  calls.Wait();
+  for (const absl::Status& status : calls.statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   for (int wait = 0; wait < 5000 && workers.run(0)->pending() != 0; ++wait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -298,28 +273,13 @@ TEST(CollectiveEngine, ABrokenConnectionWaitsForTheControlPlane) {
     if (!told.exchange(true)) broken.Notify();
   });
   Bytes operands = RandomOperands(workers.program().steps()[0], 1);
-  std::string result(100'000 * 4 * 8, '\0');
-  std::vector<absl::Status> statuses(4, absl::UnknownError("not done"));
-  absl::BlockingCounter left(4);
-  std::vector<std::string> results(4, result);
-  for (int d = 0; d < 4; ++d) {
-    const auto i = static_cast<size_t>(d);
-    CollectiveCall call;
-    call.device = d;
-    call.operands = {Data(operands[i][0])};
-    call.results = {reinterpret_cast<std::byte*>(results[i].data())};
-    call.done = [&left, status = &statuses[i]](const absl::Status& done) {
-      *status = done;
-      left.DecrementCount();
-    };
-    workers.run(0)->Call(std::move(call));
-  }
+  TestWorkers::Calls calls(workers, 0, operands, 4);
   workers.plane(1).Shutdown();
   broken.WaitForNotification();
   EXPECT_TRUE(workers.run(0)->status().ok());
   workers.run(0)->Abort(absl::DataLossError("worker 1 died"));
-  left.Wait();
-  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  calls.Wait();
+  for (const absl::Status& status : calls.statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
 }
 
 TEST(CollectiveProgram, DamagedTablesAreRefused) {

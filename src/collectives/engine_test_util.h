@@ -104,34 +104,46 @@ class TestWorkers {
   const CollectiveProgram& program() const { return *program_; }
   int workers() const { return static_cast<int>(runs_.size()); }
 
-  // Calls collective `op` on all devices, from threads, and waits. operands[device][i], dense bytes.
-  // Returns results[device][i]; `statuses` by device.
-  std::vector<std::vector<std::string>> CallAll(int op, std::vector<std::vector<std::string>>& operands,
-                                                std::vector<absl::Status>* statuses) {
-    const CollectiveStep& step = program_->steps()[Index(op)];
-    const int devices = program_->num_devices();
-    std::vector<std::vector<std::string>> results(Index(devices));
-    statuses->assign(Index(devices), absl::UnknownError("not done"));
-    absl::BlockingCounter left(devices);
-    for (int d = devices; d-- > 0;) {  // not in the order of ranks
-      CollectiveCall call;
-      call.device = d;
-      call.op = op;
-      for (const std::string& operand : operands[Index(d)]) {
-        call.operands.push_back(reinterpret_cast<const std::byte*>(operand.data()));
+  // Calls of one collective on devices 0 to `count` - 1, last ones first. `operands` stay as they are until Wait.
+  class Calls {
+   public:
+    Calls(TestWorkers& workers, int op, const std::vector<std::vector<std::string>>& operands, int count)
+        : results(Index(count)), statuses(Index(count), absl::UnknownError("not done")), left_(count) {
+      for (int d = count; d-- > 0;) {
+        CollectiveCall call;
+        call.device = d;
+        call.op = op;
+        for (const std::string& operand : operands[Index(d)]) {
+          call.operands.push_back(reinterpret_cast<const std::byte*>(operand.data()));
+        }
+        for (const CollectiveTensor& tensor : workers.program_->steps()[Index(op)].results) {
+          results[Index(d)].emplace_back(static_cast<size_t>(tensor.bytes), '\xee');
+        }
+        for (std::string& result : results[Index(d)]) call.results.push_back(reinterpret_cast<std::byte*>(result.data()));
+        call.done = [this, d](const absl::Status& status) {
+          statuses[Index(d)] = status;
+          left_.DecrementCount();
+        };
+        workers.run_of_device(d)->Call(std::move(call));
       }
-      for (const CollectiveTensor& tensor : step.results) {
-        results[Index(d)].emplace_back(static_cast<size_t>(tensor.bytes), '\xee');
-      }
-      for (std::string& result : results[Index(d)]) call.results.push_back(reinterpret_cast<std::byte*>(result.data()));
-      call.done = [&left, status = &(*statuses)[Index(d)]](const absl::Status& done) {
-        *status = done;
-        left.DecrementCount();
-      };
-      run_of_device(d)->Call(std::move(call));
     }
-    left.Wait();
-    return results;
+    void Wait() { left_.Wait(); }
+
+    std::vector<std::vector<std::string>> results;  // [device][i]
+    std::vector<absl::Status> statuses;             // by device
+
+   private:
+    absl::BlockingCounter left_;
+  };
+
+  // Calls collective `op` on all devices and waits. operands[device][i], dense bytes. Returns results[device][i];
+  // `statuses` by device.
+  std::vector<std::vector<std::string>> CallAll(int op, const std::vector<std::vector<std::string>>& operands,
+                                                std::vector<absl::Status>* statuses) {
+    Calls calls(*this, op, operands, program_->num_devices());
+    calls.Wait();
+    *statuses = std::move(calls.statuses);
+    return std::move(calls.results);
   }
 
  private:

@@ -76,15 +76,7 @@ module @jit_all attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1
   }
 })";
 
-template <typename T>
-T Value(absl::StatusOr<T> result) {
-  if (!result.ok()) {
-    ADD_FAILURE() << result.status();
-    std::abort();
-  }
-  return *std::move(result);
-}
-
+using pjrt::Value;
 using Floats = std::vector<float>;
 
 class SplitProgramTest : public testing::Test {
@@ -125,18 +117,28 @@ class SplitProgramTest : public testing::Test {
   static inline pjrt::Client* client_ = nullptr;
 };
 
+// kProgram for all devices, and as every device runs it.
+struct Compiled {
+  explicit Compiled(pjrt::Client& client)
+      : whole(Value(client.Compile(kProgram, "mlir", pjrt::TestCompileOptions(kDevices).SerializeAsString()))) {
+    hlo::SplitModule split =
+        Value(hlo::RewriteCollectives(Value(whole->OptimizedProgram()), {.replicas = 1, .partitions = kDevices}));
+    xla::CompileOptionsProto options = pjrt::TestCompileOptions(1);
+    auto* build = options.mutable_executable_build_options();
+    build->set_use_spmd_partitioning(false);
+    build->set_use_shardy_partitioner(false);
+    build->set_run_backend_only(true);
+    single = Value(client.Compile(split.program, "hlo", options.SerializeAsString()));
+    program = Value(CollectiveProgram::Make(split.table));
+  }
+  std::unique_ptr<pjrt::LoadedExecutable> whole, single;
+  std::shared_ptr<const CollectiveProgram> program;
+};
+
 TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
-  auto whole = Value(client_->Compile(kProgram, "mlir", pjrt::TestCompileOptions(kDevices).SerializeAsString()));
-  const hlo::SplitModule split =
-      Value(hlo::RewriteCollectives(Value(whole->OptimizedProgram()), {.replicas = 1, .partitions = kDevices}));
-  EXPECT_GE(split.table.ops_size(), 8);
-  xla::CompileOptionsProto options = pjrt::TestCompileOptions(1);
-  auto* build = options.mutable_executable_build_options();
-  build->set_use_spmd_partitioning(false);
-  build->set_use_shardy_partitioner(false);
-  build->set_run_backend_only(true);
-  auto single = Value(client_->Compile(split.program, "hlo", options.SerializeAsString()));
-  const auto program = Value(CollectiveProgram::Make(split.table));
+  const Compiled compiled(*client_);
+  const auto& program = compiled.program;
+  EXPECT_GE(program->steps().size(), 8u);
 
   const std::vector<Floats> inputs = Inputs();
   std::vector<pjrt::Buffer> buffers;
@@ -145,7 +147,7 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
   for (pjrt::Buffer& buffer : buffers) pointers.push_back(&buffer);
   std::vector<absl::Span<pjrt::Buffer* const>> arguments;
   for (size_t d = 0; d < kDevices; ++d) arguments.push_back(absl::MakeConstSpan(&pointers[d], 1));
-  auto oracle = Value(whole->ExecuteAll(arguments, {.launch_id = 1}));
+  auto oracle = Value(compiled.whole->ExecuteAll(arguments, {.launch_id = 1}));
   std::vector<Floats> expected;
   for (auto& result : oracle) expected.push_back(Download(result.outputs[0]));
 
@@ -169,7 +171,7 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
     for (int d = 0; d < kDevices; ++d) {
       threads.emplace_back([&, d] {
         const auto i = static_cast<size_t>(d);
-        auto result = Value(single->ExecuteOnDevice(client_->devices()[i].handle, arguments[i],
+        auto result = Value(compiled.single->ExecuteOnDevice(client_->devices()[i].handle, arguments[i],
                                                     {.launch_id = launch_id + worker_of_device[i]}));
         const absl::Status done = result.done.Await();
         EXPECT_TRUE(done.ok()) << done;
@@ -191,15 +193,8 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
 
 // One device of the launch cannot go on: the others end with its reason, and the program runs again.
 TEST_F(SplitProgramTest, AnAbortedLaunchEndsOnAllDevices) {
-  auto whole = Value(client_->Compile(kProgram, "mlir", pjrt::TestCompileOptions(kDevices).SerializeAsString()));
-  const hlo::SplitModule split =
-      Value(hlo::RewriteCollectives(Value(whole->OptimizedProgram()), {.replicas = 1, .partitions = kDevices}));
-  xla::CompileOptionsProto options = pjrt::TestCompileOptions(1);
-  options.mutable_executable_build_options()->set_use_spmd_partitioning(false);
-  options.mutable_executable_build_options()->set_use_shardy_partitioner(false);
-  options.mutable_executable_build_options()->set_run_backend_only(true);
-  auto single = Value(client_->Compile(split.program, "hlo", options.SerializeAsString()));
-  const auto program = Value(CollectiveProgram::Make(split.table));
+  const Compiled compiled(*client_);
+  const auto& program = compiled.program;
   TestWorkers cluster(program, {0, 0, 0, 0, 1, 1, 1, 1}, 50);
   absl::flat_hash_map<int32_t, int32_t> devices;
   for (int d = 0; d < 4; ++d) devices[client_->devices()[static_cast<size_t>(d)].id] = d;
@@ -211,7 +206,7 @@ TEST_F(SplitProgramTest, AnAbortedLaunchEndsOnAllDevices) {
     threads.emplace_back([&, d] {
       pjrt::Buffer input = Upload(inputs[static_cast<size_t>(d)], d);
       pjrt::Buffer* argument = &input;
-      auto result = single->ExecuteOnDevice(client_->devices()[static_cast<size_t>(d)].handle,
+      auto result = compiled.single->ExecuteOnDevice(client_->devices()[static_cast<size_t>(d)].handle,
                                             absl::MakeConstSpan(&argument, 1), {.launch_id = 2000});
       const absl::Status status = result.ok() ? result->done.Await() : result.status();
       EXPECT_THAT(std::string(status.message()), testing::HasSubstr("worker 1 was lost"));

@@ -30,17 +30,9 @@ namespace {
 
 using pjrt::Buffer;
 using pjrt::HostSemantics;
+using pjrt::Value;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <typename T>
-T Value(absl::StatusOr<T> result) {
-  if (!result.ok()) {
-    ADD_FAILURE() << result.status();
-    std::abort();
-  }
-  return *std::move(result);
-}
 
 // The build puts binaries into bin/, three levels up from test binaries' own folder at most.
 std::string CompilerBinary() {

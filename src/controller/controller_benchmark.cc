@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "controller/cluster_table.h"
+#include "controller/benchmark_test_util.h"
 #include "controller/controller.h"
 #include "controller/plan_table.h"
 
@@ -14,7 +15,7 @@ namespace landbridge {
 namespace {
 
 // Ends every node at once, as a worker would that is always faster.
-class NullSink : public ControllerSink {
+class NullSink : public QuietSink {
  public:
   void SendToWorker(Incarnation, WorkerOp op) override {
     if (op.has_launch()) ended.push_back(op.launch().ticket());
@@ -24,15 +25,6 @@ class NullSink : public ControllerSink {
       for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) transfers.push_back(edge.transfer());
     }
   }
-  void Resolve(RequestId, const absl::Status&) override {}
-  void ResolveRead(RequestId, absl::StatusOr<ReadResult>) override {}
-  void ResolveExplain(RequestId, std::string) override {}
-  void ServeHostBuffer(uint64_t, std::vector<Incarnation>) override {}
-  void WantHostBytes(uint64_t) override {}
-  void DropHostBuffer(uint64_t) override {}
-  void ServeExecutable(Incarnation, ExecutableId, std::shared_ptr<const std::string>) override {}
-  void StopServingExecutable(Incarnation, ExecutableId) override {}
-  void PauseSession(SessionId, bool) override {}
   std::vector<uint64_t> ended;
   std::vector<uint64_t> transfers;
 };
@@ -47,30 +39,14 @@ struct Bench {
     controller.DeclareDevices(std::move(all));
     controller.OnWorkerUp(SlotId{SliceId(0), 0}, Incarnation(7), "address", "worker", 0);
     controller.OpenSession(SessionId(1));
-    auto program = std::make_shared<ProgramImage>();
-    program->envelope = std::make_shared<const std::string>("bytes");
-    program->info.set_num_devices(devices);
-    auto tensor = [&](TensorInfo* info) {
-      info->set_dtype(static_cast<int>(DType::kF32));
-      info->add_device_dims(8);
-      info->add_global_dims(8);
-      info->set_device_bytes(32);
-      info->mutable_sharding()->set_type(xla::OpSharding::REPLICATED);
-    };
-    for (int i = 0; i < parameters; ++i) tensor(program->info.add_parameters());
-    tensor(program->info.add_outputs());
+    const auto program = SmallProgram(devices, parameters, 1);
     executable = controller.AddExecutable(SessionId(1), program, ids).value();
     spec.dtype = DType::kF32;
     spec.dims = {8};
     spec.sharding = Sharding::FullyReplicated(ids, MemoryKind::kDevice).value();
   }
   ArrayId Upload() {
-    HostShard shard;
-    for (uint32_t i = 0; i < ids.size(); ++i) shard.shards.push_back(i);
-    shard.key = ++key;
-    shard.image_bytes = 32;
-    shard.bytes = std::make_shared<const std::string>(32, 'x');
-    return controller.MakeFromHost(SessionId(1), spec, {std::move(shard)}, 0, 0).value();
+    return controller.MakeFromHost(SessionId(1), spec, {SmallUpload(static_cast<uint32_t>(ids.size()), ++key)}, 0, 0).value();
   }
   void EndAll() {
     WorkerReport report;
@@ -142,15 +118,7 @@ void BM_Reshard(benchmark::State& state) {
   }
   controller.OpenSession(SessionId(1));
   auto spec = [n](int first, bool columns) {
-    xla::OpSharding op;
-    op.set_type(xla::OpSharding::OTHER);
-    op.add_tile_assignment_dimensions(columns ? 1 : n);
-    op.add_tile_assignment_dimensions(columns ? n : 1);
-    op.add_iota_reshape_dims(n);
-    op.add_iota_transpose_perm(0);
-    std::vector<DeviceId> ids;
-    for (int i = 0; i < n; ++i) ids.push_back(DeviceId(first + i));
-    return ArraySpec{DType::kF32, {1024, 1024}, Sharding::FromOpSharding(ids, MemoryKind::kDevice, op).value()};
+    return ArraySpec{DType::kF32, {1024, 1024}, Stripes(first, n, columns)};
   };
   const ArraySpec columns = spec(n, true);
   std::vector<HostShard> shards;
@@ -185,18 +153,7 @@ void BM_Plan(benchmark::State& state) {
   std::vector<VirtualDevice> all;
   for (int i = 0; i < 2 * n; ++i) all.push_back({DeviceId(i), SlotId{SliceId(i), 0}, 0});
   cluster.Declare(std::move(all));
-  auto tiled = [n](int first, bool columns) {
-    xla::OpSharding op;
-    op.set_type(xla::OpSharding::OTHER);
-    op.add_tile_assignment_dimensions(columns ? 1 : n);
-    op.add_tile_assignment_dimensions(columns ? n : 1);
-    op.add_iota_reshape_dims(n);
-    op.add_iota_transpose_perm(0);
-    std::vector<DeviceId> ids;
-    for (int i = 0; i < n; ++i) ids.push_back(DeviceId(first + i));
-    return Sharding::FromOpSharding(ids, MemoryKind::kDevice, op).value();
-  };
-  const Sharding::Ptr rows = tiled(0, false), columns = tiled(n, true);
+  const Sharding::Ptr rows = Stripes(0, n, false), columns = Stripes(n, n, true);
   ctl::PlanTable plans(&cluster);
   int64_t question = 0;
   for (auto _ : state) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controller/benchmark_test_util.h"
 #include "controller/controller.h"
 
 namespace landbridge {
@@ -20,7 +21,7 @@ constexpr int kParameters = 4, kOutputs = 2;
 size_t HeapBytes() { return mallinfo2().uordblks; }
 
 // Serializes what is sent, and remembers what each worker has to report as ended.
-class WorkersSink : public ControllerSink {
+class WorkersSink : public QuietSink {
  public:
   explicit WorkersSink(size_t workers) : ended_(workers) {}
   void SendToWorker(Incarnation worker, WorkerOp op) override {
@@ -32,15 +33,6 @@ class WorkersSink : public ControllerSink {
     if (op.has_launch()) ended.push_back(op.launch().ticket());
     if (op.has_upload()) ended.push_back(op.upload().ticket());
   }
-  void Resolve(RequestId, const absl::Status&) override {}
-  void ResolveRead(RequestId, absl::StatusOr<ReadResult>) override {}
-  void ResolveExplain(RequestId, std::string) override {}
-  void ServeHostBuffer(uint64_t, std::vector<Incarnation>) override {}
-  void WantHostBytes(uint64_t) override {}
-  void DropHostBuffer(uint64_t) override {}
-  void ServeExecutable(Incarnation, ExecutableId, std::shared_ptr<const std::string>) override {}
-  void StopServingExecutable(Incarnation, ExecutableId) override {}
-  void PauseSession(SessionId, bool) override {}
 
   std::vector<uint64_t> Take(size_t worker) { return std::exchange(ended_[worker], {}); }
   uint64_t bytes = 0, messages = 0;
@@ -76,18 +68,7 @@ struct Fleet {
                           absl::StrCat("slice", host, "/0 (worker w", host, " on h", host, ", pid 1)"), 0);
   }
   void AddPrograms() {
-    auto program = std::make_shared<ProgramImage>();
-    program->envelope = std::make_shared<const std::string>("bytes");
-    program->info.set_num_devices(kDevicesPerHost);
-    auto tensor = [&](TensorInfo* info) {
-      info->set_dtype(static_cast<int>(DType::kF32));
-      info->add_device_dims(8);
-      info->add_global_dims(8);
-      info->set_device_bytes(32);
-      info->mutable_sharding()->set_type(xla::OpSharding::REPLICATED);
-    };
-    for (int i = 0; i < kParameters; ++i) tensor(program->info.add_parameters());
-    for (int i = 0; i < kOutputs; ++i) tensor(program->info.add_outputs());
+    const auto program = SmallProgram(kDevicesPerHost, kParameters, kOutputs);
     for (int h = 0; h < hosts; ++h) {
       std::vector<DeviceId> ids;
       for (int d = 0; d < kDevicesPerHost; ++d) ids.push_back(DeviceId(h * kDevicesPerHost + d));
@@ -102,12 +83,7 @@ struct Fleet {
     controller.OnReport(LifeOf(host), report, 0);
   }
   ArrayId Upload(int host) {
-    HostShard shard;
-    for (uint32_t i = 0; i < kDevicesPerHost; ++i) shard.shards.push_back(i);
-    shard.key = ++key;
-    shard.image_bytes = 32;
-    shard.bytes = std::make_shared<const std::string>(32, 'x');
-    return controller.MakeFromHost(SessionId(1), specs[static_cast<size_t>(host)], {std::move(shard)}, 0, 0).value();
+    return controller.MakeFromHost(SessionId(1), specs[static_cast<size_t>(host)], {SmallUpload(kDevicesPerHost, ++key)}, 0, 0).value();
   }
   void UploadArguments() {
     arguments.resize(static_cast<size_t>(hosts));

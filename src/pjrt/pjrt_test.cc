@@ -31,15 +31,6 @@ using testing::HasSubstr;
     ASSERT_TRUE(lb_test_status.ok()) << lb_test_status;              \
   } while (false)
 
-template <typename T>
-T Value(absl::StatusOr<T> result) {
-  if (!result.ok()) {
-    ADD_FAILURE() << result.status();
-    std::abort();
-  }
-  return *std::move(result);
-}
-
 constexpr int kDevices = 4;
 
 class PjrtTest : public testing::Test {

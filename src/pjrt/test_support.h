@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -58,6 +61,16 @@ inline std::string TestSecondPluginPath() {
     }
   }
   return "";
+}
+
+// What it holds. Ends the process with the error if it holds one: a test cannot go on.
+template <typename T>
+T Value(absl::StatusOr<T> result) {
+  if (!result.ok()) {
+    ADD_FAILURE() << result.status();
+    std::abort();
+  }
+  return *std::move(result);
 }
 
 // Options as JAX sends them: num_replicas 1, Shardy on.
