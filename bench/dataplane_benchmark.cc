@@ -55,9 +55,7 @@ struct Mode {
   std::string Label() const { return name + (spin ? "+spin" : ""); }
 };
 
-double Micros(Clock::time_point from) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
-}
+double Micros(Clock::time_point from) { return std::chrono::duration<double, std::micro>(Clock::now() - from).count(); }
 
 double Quantile(std::vector<double> values, double q) {
   if (values.empty()) return 0;
@@ -151,7 +149,8 @@ int Serve(const Mode& mode, int control, const std::string& ip) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     inet_pton(AF_INET, ip.c_str(), &address.sin_addr);
-    if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(listener, 1) != 0) return 1;
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(listener, 1) != 0)
+      return 1;
     socklen_t length = sizeof(address);
     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
     WriteBlob(control, absl::StrCat(ntohs(address.sin_port)));
@@ -373,11 +372,13 @@ int Run(int rounds, bool quick, bool beside) {
 class ShapedLink {
  public:
   explicit ShapedLink(int mbit) : name_(absl::StrCat("lb", getpid())) {
-    const std::string space = name_, here = name_ + "a", there = name_ + "b", in = absl::StrCat("ip netns exec ", space, " ");
+    const std::string space = name_, here = name_ + "a", there = name_ + "b",
+                      in = absl::StrCat("ip netns exec ", space, " ");
     // Jumbo frames: with small ones headers alone are 4 % of the line.
     const std::string shape = absl::StrCat(" root tbf rate ", mbit, "mbit burst 256kb latency 50ms");
     for (const std::string& command :
-         {"ip netns add " + space, absl::StrCat("ip link add ", here, " mtu 9000 type veth peer name ", there, " mtu 9000"),
+         {"ip netns add " + space,
+          absl::StrCat("ip link add ", here, " mtu 9000 type veth peer name ", there, " mtu 9000"),
           absl::StrCat("ip link set ", there, " netns ", space), absl::StrCat("ip addr add 10.213.77.1/30 dev ", here),
           absl::StrCat("ip link set ", here, " up"), absl::StrCat(in, "ip addr add 10.213.77.2/30 dev ", there),
           absl::StrCat(in, "ip link set ", there, " up"), absl::StrCat("tc qdisc add dev ", here, shape),
@@ -403,8 +404,9 @@ class ShapedLink {
 int RunShaped(int mbit, int rounds) {
   const ShapedLink link(mbit);
   if (!link.failed().empty()) {
-    std::cout << nlohmann::json({{"bench", "dataplane_shaped_link"}, {"skipped", "not permitted: " + link.failed()}}).dump()
-              << std::endl;
+    std::cout
+        << nlohmann::json({{"bench", "dataplane_shaped_link"}, {"skipped", "not permitted: " + link.failed()}}).dump()
+        << std::endl;
     return 0;
   }
   constexpr uint64_t kSize = 64u << 20;
@@ -422,9 +424,15 @@ int RunShaped(int mbit, int rounds) {
     }
   }
   const double ours = Quantile(shares["tcp"], 0.5), raw = Quantile(shares["raw_tcp"], 0.5);
-  std::cout << nlohmann::json({{"bench", "dataplane_shaped_link"}, {"mbit", mbit}, {"bytes", kSize}, {"rounds", rounds},
-                               {"share_of_line", ours}, {"raw_tcp_share_of_line", raw}, {"speed_over_raw_tcp", ours / raw},
-                               {"goal_share_of_line", 0.97}}).dump()
+  std::cout << nlohmann::json({{"bench", "dataplane_shaped_link"},
+                               {"mbit", mbit},
+                               {"bytes", kSize},
+                               {"rounds", rounds},
+                               {"share_of_line", ours},
+                               {"raw_tcp_share_of_line", raw},
+                               {"speed_over_raw_tcp", ours / raw},
+                               {"goal_share_of_line", 0.97}})
+                   .dump()
             << std::endl;
   return 0;
 }
@@ -453,9 +461,13 @@ int RunDeaths(int peers) {
       failed.WaitForNotification();
       times.push_back(std::max(0.0, std::chrono::duration<double, std::micro>(end - dead).count()));
     }
-    std::cout << nlohmann::json({{"bench", "dataplane_death_to_error"}, {"mode", name}, {"kills", peers},
-                                 {"p50_us", Quantile(times, 0.5)}, {"p99_us", Quantile(times, 0.99)},
-                                 {"goal_us", 50'000}}).dump()
+    std::cout << nlohmann::json({{"bench", "dataplane_death_to_error"},
+                                 {"mode", name},
+                                 {"kills", peers},
+                                 {"p50_us", Quantile(times, 0.5)},
+                                 {"p99_us", Quantile(times, 0.99)},
+                                 {"goal_us", 50'000}})
+                     .dump()
               << std::endl;
   }
   return 0;

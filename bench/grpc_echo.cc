@@ -167,7 +167,8 @@ class Session {
   explicit Session(int port)
       : stub_(proxy::GrpcIfrtService::NewStub(
             grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()))),
-        stream_(stub_->IfrtSession(&context_)), reader_([this] { Read(); }) {}
+        stream_(stub_->IfrtSession(&context_)),
+        reader_([this] { Read(); }) {}
   ~Session() {
     context_.TryCancel();
     reader_.join();
@@ -222,8 +223,9 @@ void MeasureRate(const std::string& form, double rate, int calls) {
   const double server_before = server.cpu_us(), client_before = Micros(CLOCK_PROCESS_CPUTIME_ID);
   const Clock::time_point start = Clock::now();
   for (int i = 0; i < calls; ++i) {
-    if (rate > 0) std::this_thread::sleep_until(start + std::chrono::duration_cast<Clock::duration>(
-                                                            std::chrono::duration<double>(i / rate)));
+    if (rate > 0)
+      std::this_thread::sleep_until(
+          start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(i / rate)));
     session.Call();
   }
   session.AwaitAll();

@@ -27,8 +27,7 @@ uint32_t ExtendByTable(uint32_t state, const unsigned char* data, size_t size) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t state, const unsigned char* data,
-                                                               size_t size) {
+__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t state, const unsigned char* data, size_t size) {
   uint64_t wide = state;
   for (; size >= 8; data += 8, size -= 8) {
     uint64_t word;

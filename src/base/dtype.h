@@ -8,11 +8,40 @@
 namespace landbridge {
 
 enum class DType : int32_t {
-  kInvalid = 0, kPred = 1, kS8 = 2, kS16 = 3, kS32 = 4, kS64 = 5, kU8 = 6, kU16 = 7, kU32 = 8, kU64 = 9,
-  kF16 = 10, kF32 = 11, kF64 = 12, kOpaque = 14, kC64 = 15, kBF16 = 16, kToken = 17, kC128 = 18,
-  kF8E5M2 = 19, kF8E4M3FN = 20, kS4 = 21, kU4 = 22, kF8E4M3B11FNUZ = 23, kF8E5M2FNUZ = 24,
-  kF8E4M3FNUZ = 25, kS2 = 26, kU2 = 27, kF8E4M3 = 28, kF8E3M4 = 29, kF4E2M1FN = 30, kF8E8M0FNU = 31,
-  kS1 = 32, kU1 = 33, kString = 99,
+  kInvalid = 0,
+  kPred = 1,
+  kS8 = 2,
+  kS16 = 3,
+  kS32 = 4,
+  kS64 = 5,
+  kU8 = 6,
+  kU16 = 7,
+  kU32 = 8,
+  kU64 = 9,
+  kF16 = 10,
+  kF32 = 11,
+  kF64 = 12,
+  kOpaque = 14,
+  kC64 = 15,
+  kBF16 = 16,
+  kToken = 17,
+  kC128 = 18,
+  kF8E5M2 = 19,
+  kF8E4M3FN = 20,
+  kS4 = 21,
+  kU4 = 22,
+  kF8E4M3B11FNUZ = 23,
+  kF8E5M2FNUZ = 24,
+  kF8E4M3FNUZ = 25,
+  kS2 = 26,
+  kU2 = 27,
+  kF8E4M3 = 28,
+  kF8E3M4 = 29,
+  kF4E2M1FN = 30,
+  kF8E8M0FNU = 31,
+  kS1 = 32,
+  kU1 = 33,
+  kString = 99,
 };
 
 // Nothing for kinds that we do not know.
@@ -34,6 +63,9 @@ constexpr int64_t PackedBytes(int64_t elements, int bits) {
   const int64_t per_byte = 8 / bits;
   return elements / per_byte + (elements % per_byte != 0);
 }
-inline bool IsSubByte(DType dtype) { int bits = DeviceElementBits(dtype); return bits > 0 && bits < 8; }
+inline bool IsSubByte(DType dtype) {
+  int bits = DeviceElementBits(dtype);
+  return bits > 0 && bits < 8;
+}
 
 }  // namespace landbridge

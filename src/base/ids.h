@@ -34,18 +34,18 @@ class StrongId {
   Rep value_ = Rep{};
 };
 
-#define LANDBRIDGE_DEFINE_ID(NAME, PREFIX, REP) \
-  struct NAME##Tag {                            \
+#define LANDBRIDGE_DEFINE_ID(NAME, PREFIX, REP)    \
+  struct NAME##Tag {                               \
     static constexpr const char* kPrefix = PREFIX; \
-  };                                            \
+  };                                               \
   using NAME = StrongId<NAME##Tag, REP>
 
 // Issued by the controller, from 1, never re-used. 0 is "none".
 LANDBRIDGE_DEFINE_ID(ArrayId, "a", uint64_t);
 LANDBRIDGE_DEFINE_ID(ExecutableId, "x", uint64_t);
-LANDBRIDGE_DEFINE_ID(Ticket, "t", uint64_t);      // place of a node in client order
+LANDBRIDGE_DEFINE_ID(Ticket, "t", uint64_t);  // place of a node in client order
 LANDBRIDGE_DEFINE_ID(TransferId, "tr", uint64_t);
-LANDBRIDGE_DEFINE_ID(RequestId, "r", uint64_t);   // something whose answer comes later
+LANDBRIDGE_DEFINE_ID(RequestId, "r", uint64_t);  // something whose answer comes later
 LANDBRIDGE_DEFINE_ID(SessionId, "s", uint64_t);
 // A random number that a process chooses for one life; compared for equality only.
 LANDBRIDGE_DEFINE_ID(Incarnation, "i", uint64_t);

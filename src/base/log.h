@@ -40,9 +40,9 @@ void LogError(const Args&... args) {
 }  // namespace landbridge
 
 // An invariant of our own; never for what a peer sent. Kept in release builds.
-#define LB_CHECK(cond)                                                              \
-  do {                                                                              \
-    if (!(cond)) ::landbridge::CheckFailed(#cond, __FILE__, __LINE__);              \
+#define LB_CHECK(cond)                                                 \
+  do {                                                                 \
+    if (!(cond)) ::landbridge::CheckFailed(#cond, __FILE__, __LINE__); \
   } while (false)
 
 namespace landbridge {

@@ -62,8 +62,7 @@ class MetricsRegistry {
     std::map<std::string, std::unique_ptr<Counter>> counters;  // by rendered labels
     std::map<std::string, std::unique_ptr<Gauge>> gauges;
   };
-  Family& GetFamily(absl::string_view name, absl::string_view help, bool counter)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Family& GetFamily(absl::string_view name, absl::string_view help, bool counter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Family> families_ ABSL_GUARDED_BY(mutex_);

@@ -36,11 +36,8 @@ absl::Status FromPluginError(const absl::Status& status, absl::string_view conte
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kAborted:
-      code = status.code();
-      break;
-    default:
-      break;
+    case absl::StatusCode::kAborted: code = status.code(); break;
+    default: break;
   }
   return absl::Status(code, absl::StrCat(context, ": ", FilterForeignText(status.message())));
 }

@@ -36,13 +36,12 @@ absl::Status FromPluginError(const absl::Status& status, absl::string_view conte
 #define LB_CONCAT_INNER_(a, b) a##b
 #define LB_CONCAT_(a, b) LB_CONCAT_INNER_(a, b)
 
-#define LB_RETURN_IF_ERROR(expr)                 \
-  do {                                           \
+#define LB_RETURN_IF_ERROR(expr)                                               \
+  do {                                                                         \
     if (absl::Status lb_status_ = (expr); !lb_status_.ok()) return lb_status_; \
   } while (false)
 
-#define LB_ASSIGN_OR_RETURN(lhs, expr) \
-  LB_ASSIGN_OR_RETURN_IMPL_(LB_CONCAT_(lb_statusor_, __LINE__), lhs, expr)
+#define LB_ASSIGN_OR_RETURN(lhs, expr) LB_ASSIGN_OR_RETURN_IMPL_(LB_CONCAT_(lb_statusor_, __LINE__), lhs, expr)
 #define LB_ASSIGN_OR_RETURN_IMPL_(tmp, lhs, expr) \
   auto tmp = (expr);                              \
   if (!tmp.ok()) return std::move(tmp).status();  \

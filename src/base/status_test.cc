@@ -34,11 +34,9 @@ TEST(StatusTest, ForeignTextNeverLooksLikeALostSlice) {
 }
 
 TEST(StatusTest, PluginCodes) {
-  EXPECT_EQ(FromPluginError(absl::InternalError("INTERNAL: x"), "compile").code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FromPluginError(absl::InternalError("INTERNAL: x"), "compile").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FromPluginError(absl::NotFoundError("target"), "compile").message(), "compile: target");
-  EXPECT_EQ(FromPluginError(absl::ResourceExhaustedError("m"), "run").code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(FromPluginError(absl::ResourceExhaustedError("m"), "run").code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

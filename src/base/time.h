@@ -5,7 +5,7 @@
 
 namespace landbridge {
 
-using TimeNs = int64_t;      // a point on this process's monotonic clock
+using TimeNs = int64_t;  // a point on this process's monotonic clock
 using DurationNs = int64_t;
 
 constexpr DurationNs kMicrosecond = 1'000;

@@ -15,16 +15,16 @@ enum class PartState : uint8_t { kNotStarted, kStarted, kFinished };
 
 struct PartAnswer {
   Ticket ticket;
-  uint32_t member = 0;                     // place of the worker in its slice
+  uint32_t member = 0;  // place of the worker in its slice
   PartState state = PartState::kNotStarted;
-  bool bad_input = false;                  // not started, and an input there is an error
+  bool bad_input = false;  // not started, and an input there is an error
 };
 
 enum class Verdict : uint8_t {
-  kDrop,      // it starts nowhere
-  kRelease,   // it goes on, or has ended: not withdrawn
-  kFinish,    // it started: it ends everywhere, on stand-ins where an input is bad; all that it makes is poisoned
-  kAbort,     // it started and cannot end: its collectives fail; what had finished before stays
+  kDrop,     // it starts nowhere
+  kRelease,  // it goes on, or has ended: not withdrawn
+  kFinish,   // it started: it ends everywhere, on stand-ins where an input is bad; all that it makes is poisoned
+  kAbort,    // it started and cannot end: its collectives fail; what had finished before stays
 };
 
 inline bool IsFinal(Verdict verdict) { return verdict == Verdict::kDrop || verdict == Verdict::kAbort; }
@@ -32,7 +32,7 @@ inline bool IsFinal(Verdict verdict) { return verdict == Verdict::kDrop || verdi
 struct LaunchVerdict {
   Ticket ticket;
   Verdict verdict = Verdict::kRelease;
-  uint64_t round = 0;                      // of questions that it answers; a later round may change a verdict
+  uint64_t round = 0;  // of questions that it answers; a later round may change a verdict
 };
 
 }  // namespace landbridge

@@ -52,8 +52,9 @@ void Flags::AddIgnored(std::string name, std::string why) {
   flags_.push_back({std::move(name), Kind::kIgnored, nullptr, std::move(why), ""});
 }
 void AddScratchLocation(Flags* flags) {
-  flags->AddIgnored("gcs_scratch_location",
-                    "nothing is written there: executables are cached in the proxy's memory, and state is not suspended");
+  flags->AddIgnored(
+      "gcs_scratch_location",
+      "nothing is written there: executables are cached in the proxy's memory, and state is not suspended");
 }
 void Flags::AddPrefix(std::string prefix, std::vector<std::string>* whole, std::string help) {
   prefixes_.push_back({std::move(prefix), whole, std::move(help)});
@@ -68,9 +69,7 @@ const Flags::Flag* Flags::Find(absl::string_view name) const {
 
 absl::Status Flags::Set(const Flag& flag, absl::string_view text) {
   switch (flag.kind) {
-    case Kind::kString:
-      *static_cast<std::string*>(flag.value) = std::string(text);
-      return absl::OkStatus();
+    case Kind::kString: *static_cast<std::string*>(flag.value) = std::string(text); return absl::OkStatus();
     case Kind::kList: {
       auto* list = static_cast<std::vector<std::string>*>(flag.value);
       list->clear();
@@ -90,8 +89,7 @@ absl::Status Flags::Set(const Flag& flag, absl::string_view text) {
       }
       return absl::OkStatus();
     case Kind::kIgnored:
-      notices_.push_back(
-          absl::StrCat("--", flag.name, text.empty() ? "" : "=", text, " has no effect: ", flag.help));
+      notices_.push_back(absl::StrCat("--", flag.name, text.empty() ? "" : "=", text, " has no effect: ", flag.help));
       return absl::OkStatus();
   }
   return absl::OkStatus();
@@ -106,9 +104,10 @@ std::string Flags::NearMatches(absl::string_view name) const {
   std::sort(near.begin(), near.end());
   if (near.size() > 3) near.resize(3);
   if (near.empty()) return absl::StrCat("see ", program_, " --help");
-  return absl::StrCat("did you mean ", absl::StrJoin(near, " or ", [](std::string* out, const auto& item) {
-                        absl::StrAppend(out, "--", item.second);
-                      }), "?");
+  return absl::StrCat(
+      "did you mean ",
+      absl::StrJoin(near, " or ", [](std::string* out, const auto& item) { absl::StrAppend(out, "--", item.second); }),
+      "?");
 }
 
 absl::Status Flags::Parse(int argc, char** argv) {

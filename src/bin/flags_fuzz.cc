@@ -9,8 +9,8 @@ namespace landbridge::fuzz {
 
 std::vector<std::string> FuzzSeeds() {
   return {"--resource_manager_address=head:29001\n--virtual_slices=cpu:4, cpu:4\n--server_port\n7\n--nometrics",
-          "--xla_dump_to=/tmp/x\n--ignored\n--helpfull", "-\n--\n--=\n--no\n--server_port=99999999999999999999", "stray",
-          "--ignored=1\n--metrics=maybe\n--resource_manger_address=x"};
+          "--xla_dump_to=/tmp/x\n--ignored\n--helpfull", "-\n--\n--=\n--no\n--server_port=99999999999999999999",
+          "stray", "--ignored=1\n--metrics=maybe\n--resource_manger_address=x"};
 }
 
 void FuzzOne(absl::string_view input) {

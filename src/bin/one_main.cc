@@ -66,8 +66,7 @@ int Main(int argc, char** argv) {
   ResourceManagerServerOptions manager;
   std::string instance_type = "cpu:4", plugin;
   int64_t slices = 2, server_port = 29000;
-  Flags flags("landbridge-one",
-              "Resource manager, workers and proxy in one process, for measurements and debugging.");
+  Flags flags("landbridge-one", "Resource manager, workers and proxy in one process, for measurements and debugging.");
   flags.Add("instance_type", &instance_type, "Type of each slice: cpu:4 (one worker of 4 devices), cpu:2x4.");
   flags.Add("instance_count", &slices, "Number of slices.");
   flags.Add("server_port", &server_port, "Port for clients; 0: any free one.");

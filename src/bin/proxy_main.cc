@@ -38,8 +38,8 @@ absl::Status SetScheduling(const std::string& policy, int64_t activation_budget,
   } else if (policy == "backward_first") {
     options->scheduling.set_policy(POLICY_BACKWARD_FIRST);
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("--scheduling_policy=", policy,
-                                                   ": client_order, proportional_share, priority or backward_first"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--scheduling_policy=", policy, ": client_order, proportional_share, priority or backward_first"));
   }
   if (activation_budget < 1 || activation_budget > limits::kActivationBudgetMax) {
     return absl::InvalidArgumentError(
@@ -69,7 +69,8 @@ int Main(int argc, char** argv) {
 
   Flags flags("landbridge-proxy", kUsage);
   flags.Add("server_port", &server_port, "Port for clients; 0: any free one (see --port_file).");
-  flags.Add("resource_manager_address", &resource_manager, "host:port of landbridge-server --node_type=resource_manager.");
+  flags.Add("resource_manager_address", &resource_manager,
+            "host:port of landbridge-server --node_type=resource_manager.");
   flags.Add("virtual_slices", &options.virtual_slices,
             "Types of the slices wanted, e.g. cpu:4,cpu:4. Empty: every slice of the resource manager.");
   flags.Add("pjrt_plugin", &plugin,
@@ -78,17 +79,20 @@ int Main(int argc, char** argv) {
   flags.Add("listen_address", &listen_host, "Address to listen on. Beyond loopback it needs --insecure_network.");
   flags.Add("insecure_network", &insecure_network,
             "Listen beyond loopback without encryption: whoever reaches the port can run programs.");
-  flags.Add("port_file", &options.port_file, "Write host:port there when clients may come (and host:port for status to FILE.admin).");
+  flags.Add("port_file", &options.port_file,
+            "Write host:port there when clients may come (and host:port for status to FILE.admin).");
   flags.Add("shared_transfer_directory", &options.shared_directory,
             "Take large uploads from files that clients write there (protocol 17 and later). Empty: refused.");
-  flags.Add("scheduling_policy", &policy,
-            "What runs first of what is ready on a device: client_order, proportional_share (of the sessions' weights), "
-            "priority, or backward_first (of a pipeline's programs, within --activation_budget).");
+  flags.Add(
+      "scheduling_policy", &policy,
+      "What runs first of what is ready on a device: client_order, proportional_share (of the sessions' weights), "
+      "priority, or backward_first (of a pipeline's programs, within --activation_budget).");
   flags.Add("activation_budget", &activation_budget,
             "backward_first: micro-batches whose activations a device may hold for one session.");
-  flags.Add("dispatch", &dispatch,
-            "parallel: everything a launch needs is prepared before its inputs exist. sequential: a launch is dispatched "
-            "when its producers have finished, to compare with.");
+  flags.Add(
+      "dispatch", &dispatch,
+      "parallel: everything a launch needs is prepared before its inputs exist. sequential: a launch is dispatched "
+      "when its producers have finished, to compare with.");
   flags.Add("compile_timeout_ms", &compile_timeout_ms, "End a compile after this long. 0: ten minutes.");
   flags.Add("compile_memory_limit", &compile_memory, "Bytes of data memory of one compiler process. 0: no limit.");
   flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
@@ -120,7 +124,8 @@ int Main(int argc, char** argv) {
     LogWarning("listening beyond loopback without encryption: whoever reaches the port can run programs here");
   }
   if (server_port < 0 || server_port > 65535) return fail(absl::StrCat("--server_port=", server_port, ": not a port"));
-  const std::string shown = listen_host.find(':') == std::string::npos ? listen_host : absl::StrCat("[", listen_host, "]");
+  const std::string shown =
+      listen_host.find(':') == std::string::npos ? listen_host : absl::StrCat("[", listen_host, "]");
   options.listen_address = absl::StrCat(shown, ":", server_port);
   options.admin_address = absl::StrCat(shown, ":0");
   if (lease_ms > 0) options.times.lease = lease_ms * kMillisecond;

@@ -59,10 +59,12 @@ struct ServerFlags {
 
 void Declare(Flags* flags, ServerFlags* f) {
   flags->Add("node_type", &f->node_type, "resource_manager, or worker (the default).");
-  flags->Add("server_port", &f->server_port,
-             "Port to listen on; 0: any free one (see --port_file). Default: 29001 as resource manager, 29005 as worker.");
+  flags->Add(
+      "server_port", &f->server_port,
+      "Port to listen on; 0: any free one (see --port_file). Default: 29001 as resource manager, 29005 as worker.");
   flags->Add("resource_manager_address", &f->resource_manager_address, "Worker: host:port of the resource manager.");
-  flags->Add("listen_address", &f->listen_address, "Address to listen on. Beyond loopback it needs --insecure_network.");
+  flags->Add("listen_address", &f->listen_address,
+             "Address to listen on. Beyond loopback it needs --insecure_network.");
   flags->Add("bind_address", &f->bind_address, "Another name of --listen_address.");
   flags->Add("insecure_network", &f->insecure_network,
              "Listen beyond loopback without encryption: whoever reaches the port can run programs.");
@@ -89,9 +91,9 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->AddIgnored("cloud_pathways_sidecar_shm_directory", "colocated Python runs in the client for now");
   flags->AddIgnored("enable_gcs_olm", "there is no bucket to set a lifecycle rule on");
   flags->AddIgnored("vmodule", "use LANDBRIDGE_LOG_LEVEL=debug");
-  for (const char* name : {"megascale_num_slices", "megascale_slice_id", "megascale_port",
-                           "megascale_coordinator_address", "megascale_grpc_enable_xor_tracer",
-                           "megascale_transport_type", "megascale_debug_port"}) {
+  for (const char* name :
+       {"megascale_num_slices", "megascale_slice_id", "megascale_port", "megascale_coordinator_address",
+        "megascale_grpc_enable_xor_tracer", "megascale_transport_type", "megascale_debug_port"}) {
     flags->AddIgnored(name, "the data plane is Landbridge's own");
   }
   flags->AddPrefix("xla_", &f->xla_flags, "Worker: added to XLA_FLAGS before the plugin is loaded.");
@@ -137,10 +139,10 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
     return 1;
   }
   options.plugin_path = *plugin;
-  options.devices = static_cast<int>(flags.devices > 0 ? flags.devices : AskDeviceCount(flags.resource_manager_address));
+  options.devices =
+      static_cast<int>(flags.devices > 0 ? flags.devices : AskDeviceCount(flags.resource_manager_address));
   const char* inherited = std::getenv("XLA_FLAGS");
-  std::string xla_flags =
-      absl::StrCat(inherited == nullptr ? "" : inherited, " ", absl::StrJoin(flags.xla_flags, " "));
+  std::string xla_flags = absl::StrCat(inherited == nullptr ? "" : inherited, " ", absl::StrJoin(flags.xla_flags, " "));
   // As in plain JAX: large kernels use all cores, whatever their device.
   if (!absl::StrContains(xla_flags, "xla_cpu_multi_thread_eigen")) xla_flags += " --xla_cpu_multi_thread_eigen=true";
   ::setenv("XLA_FLAGS", std::string(absl::StripAsciiWhitespace(xla_flags)).c_str(), 1);
@@ -182,8 +184,8 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
 
 int Main(int argc, char** argv) {
   bool is_resource_manager = false;
-  for (int i = 1; i < argc; ++i) is_resource_manager |= absl::StrContains(argv[i], "resource_manager") &&
-                                                        absl::StrContains(argv[i], "node_type");
+  for (int i = 1; i < argc; ++i)
+    is_resource_manager |= absl::StrContains(argv[i], "resource_manager") && absl::StrContains(argv[i], "node_type");
   InitLog(is_resource_manager ? "landbridge-rm" : "landbridge-worker");
   TuneProcess();
   if (!is_resource_manager) KeepFreedMemory();
@@ -203,7 +205,8 @@ int Main(int argc, char** argv) {
   const std::string host = values.bind_address.empty() ? values.listen_address : values.bind_address;
   if (host != "127.0.0.1" && host != "localhost" && host != "::1") {
     if (!values.insecure_network) {
-      return fail(absl::StrCat("--listen_address=", host, " is reachable from other machines and the connection is not "
+      return fail(absl::StrCat("--listen_address=", host,
+                               " is reachable from other machines and the connection is not "
                                "encrypted: add --insecure_network if the network is trusted"));
     }
     LogWarning("listening beyond loopback without encryption: whoever reaches the port can run programs here");

@@ -17,9 +17,12 @@ namespace landbridge {
 namespace {
 
 constexpr const char* kUsage =
-    "landbridge-simulated-workers stands in for many workers: each registers with the resource manager, is leased, and\n"
-    "takes a proxy's programs, arrays and moves, but has no devices. Launches are timers; arrays have sizes, and values\n"
-    "only if they were uploaded in shards of at most 64 KiB. For what a large cluster costs resource manager, proxy and client:\n"
+    "landbridge-simulated-workers stands in for many workers: each registers with the resource manager, is leased, "
+    "and\n"
+    "takes a proxy's programs, arrays and moves, but has no devices. Launches are timers; arrays have sizes, and "
+    "values\n"
+    "only if they were uploaded in shards of at most 64 KiB. For what a large cluster costs resource manager, proxy "
+    "and client:\n"
     "  landbridge-server --node_type=resource_manager --instance_type=cpu:8 --instance_count=512\n"
     "  landbridge-simulated-workers --resource_manager_address=HOST:29001 --workers=512 --devices=8\n"
     "  landbridge-proxy --resource_manager_address=HOST:29001\n"
@@ -27,7 +30,8 @@ constexpr const char* kUsage =
 
 struct SimulatedFlags {
   std::string resource_manager_address, port_file;
-  int64_t workers = 1, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30, lease_ms = 0, heartbeat_ms = 0;
+  int64_t workers = 1, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30, lease_ms = 0,
+          heartbeat_ms = 0;
 };
 
 void Declare(Flags* flags, SimulatedFlags* f) {

@@ -8,8 +8,7 @@ namespace {
 
 absl::Status CheckRange(absl::string_view option, int value, int min, int max) {
   if (value >= min && value <= max) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(option, " is ", value, ", but must lie between ", min, " and ", max));
+  return absl::InvalidArgumentError(absl::StrCat(option, " is ", value, ", but must lie between ", min, " and ", max));
 }
 
 ServerSpec MakeSpec(const std::string& name, Role role, const std::string& binary, const std::string& bin_dir,
@@ -50,9 +49,9 @@ absl::Status Validate(const ClusterOptions& options) {
     return absl::InvalidArgumentError("--simulated and --one-process exclude each other");
   }
   if (options.workers() > workers_max) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--slices ", options.slices, " times --workers-per-slice ", options.workers_per_slice,
-                     " would start ", options.workers(), " workers; one machine takes at most ", workers_max));
+    return absl::InvalidArgumentError(absl::StrCat("--slices ", options.slices, " times --workers-per-slice ",
+                                                   options.workers_per_slice, " would start ", options.workers(),
+                                                   " workers; one machine takes at most ", workers_max));
   }
   return absl::OkStatus();
 }
@@ -68,8 +67,9 @@ std::string PortPath(const std::string& state_dir, const std::string& name) {
 ServerSpec ResourceManagerSpec(const ClusterOptions& options, const std::string& bin_dir,
                                const std::string& state_dir) {
   ServerSpec spec = MakeSpec("resource-manager", Role::kResourceManager, "landbridge-server", bin_dir, state_dir);
-  Append(spec.argv, {"--node_type=resource_manager", "--server_port=0", absl::StrCat("--port_file=", spec.port_path),
-                     absl::StrCat("--instance_type=", InstanceType(options)), absl::StrCat("--instance_count=", options.slices)});
+  Append(spec.argv,
+         {"--node_type=resource_manager", "--server_port=0", absl::StrCat("--port_file=", spec.port_path),
+          absl::StrCat("--instance_type=", InstanceType(options)), absl::StrCat("--instance_count=", options.slices)});
   AppendNetwork(spec.argv, options);
   Append(spec.argv, options.resource_manager_flags);
   return spec;
@@ -77,7 +77,8 @@ ServerSpec ResourceManagerSpec(const ClusterOptions& options, const std::string&
 
 ServerSpec WorkerSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
                       const std::string& resource_manager, int slice, int index) {
-  ServerSpec spec = MakeSpec(absl::StrCat("worker-", slice, "-", index), Role::kWorker, "landbridge-server", bin_dir, state_dir);
+  ServerSpec spec =
+      MakeSpec(absl::StrCat("worker-", slice, "-", index), Role::kWorker, "landbridge-server", bin_dir, state_dir);
   Append(spec.argv, {absl::StrCat("--resource_manager_address=", resource_manager), "--server_port=0",
                      absl::StrCat("--port_file=", spec.port_path), absl::StrCat("--pjrt_plugin=", options.plugin),
                      // The name stays when it is started again, so the new life takes the old one's place.
@@ -90,9 +91,9 @@ ServerSpec WorkerSpec(const ClusterOptions& options, const std::string& bin_dir,
 ServerSpec SimulatedWorkersSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
                                 const std::string& resource_manager) {
   ServerSpec spec = MakeSpec("simulated-workers", Role::kWorker, "landbridge-simulated-workers", bin_dir, state_dir);
-  Append(spec.argv, {absl::StrCat("--resource_manager_address=", resource_manager),
-                     absl::StrCat("--workers=", options.workers()), absl::StrCat("--devices=", options.devices_per_worker),
-                     absl::StrCat("--port_file=", spec.port_path)});
+  Append(spec.argv,
+         {absl::StrCat("--resource_manager_address=", resource_manager), absl::StrCat("--workers=", options.workers()),
+          absl::StrCat("--devices=", options.devices_per_worker), absl::StrCat("--port_file=", spec.port_path)});
   Append(spec.argv, options.worker_flags);
   return spec;
 }
@@ -100,10 +101,9 @@ ServerSpec SimulatedWorkersSpec(const ClusterOptions& options, const std::string
 ServerSpec ProxySpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir,
                      const std::string& resource_manager) {
   ServerSpec spec = MakeSpec("proxy", Role::kProxy, "landbridge-proxy", bin_dir, state_dir);
-  Append(spec.argv,
-         {absl::StrCat("--resource_manager_address=", resource_manager),
-          absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
-          absl::StrCat("--pjrt_plugin=", options.plugin)});
+  Append(spec.argv, {absl::StrCat("--resource_manager_address=", resource_manager),
+                     absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
+                     absl::StrCat("--pjrt_plugin=", options.plugin)});
   AppendNetwork(spec.argv, options);
   Append(spec.argv, options.proxy_flags);
   return spec;
@@ -111,10 +111,10 @@ ServerSpec ProxySpec(const ClusterOptions& options, const std::string& bin_dir, 
 
 ServerSpec OneProcessSpec(const ClusterOptions& options, const std::string& bin_dir, const std::string& state_dir) {
   ServerSpec spec = MakeSpec("proxy", Role::kProxy, "landbridge-one", bin_dir, state_dir);
-  Append(spec.argv, {absl::StrCat("--instance_type=", InstanceType(options)),
-                     absl::StrCat("--instance_count=", options.slices),
-                     absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
-                     absl::StrCat("--pjrt_plugin=", options.plugin)});
+  Append(spec.argv,
+         {absl::StrCat("--instance_type=", InstanceType(options)), absl::StrCat("--instance_count=", options.slices),
+          absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
+          absl::StrCat("--pjrt_plugin=", options.plugin)});
   Append(spec.argv, options.proxy_flags);
   return spec;
 }

@@ -22,12 +22,12 @@ struct ClusterOptions {
   int slices = 1;
   int workers_per_slice = 1;
   int devices_per_worker = 4;
-  int proxy_port = 0;           // 0: any free port
-  std::string listen_address;   // empty: the servers' own default, loopback
+  int proxy_port = 0;             // 0: any free port
+  std::string listen_address;     // empty: the servers' own default, loopback
   bool insecure_network = false;  // the servers refuse to listen beyond loopback without it
-  std::string plugin;           // path of the PJRT plugin; see plugin_search.h
-  bool one_process = false;     // all servers in one process (landbridge-one): for measurements
-  bool simulated = false;       // workers without devices, all in one process (landbridge-simulated-workers)
+  std::string plugin;             // path of the PJRT plugin; see plugin_search.h
+  bool one_process = false;       // all servers in one process (landbridge-one): for measurements
+  bool simulated = false;         // workers without devices, all in one process (landbridge-simulated-workers)
   int start_timeout_s = 60;
   WorkerLoss worker_loss = WorkerLoss::kContinue;
   // Passed to every server of the kind as they are, behind our own flags.
@@ -36,8 +36,8 @@ struct ClusterOptions {
   int workers() const { return slices * workers_per_slice; }
 };
 
-constexpr int kLocalProcessesMax = 1024;       // workers that one command starts on one machine
-constexpr int kSimulatedWorkersMax = 4096;     // as worker/simulated/simulated_limits.h
+constexpr int kLocalProcessesMax = 1024;    // workers that one command starts on one machine
+constexpr int kSimulatedWorkersMax = 4096;  // as worker/simulated/simulated_limits.h
 constexpr int kDevicesPerWorkerMax = 1024;
 
 // Says which option is wrong and what it may be.

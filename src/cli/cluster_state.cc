@@ -30,8 +30,14 @@ std::string BackendTarget(const ClusterState& state) { return absl::StrCat("grpc
 json ToJson(const ClusterState& state) {
   json processes = json::array();
   for (const ProcessState& p : state.processes) {
-    processes.push_back({{"name", p.name}, {"pid", p.pid}, {"start_time", p.start_time}, {"log", p.log},
-                         {"address", p.address}, {"admin_address", p.admin_address}, {"ended", p.ended}, {"starts", p.starts}});
+    processes.push_back({{"name", p.name},
+                         {"pid", p.pid},
+                         {"start_time", p.start_time},
+                         {"log", p.log},
+                         {"address", p.address},
+                         {"admin_address", p.admin_address},
+                         {"ended", p.ended},
+                         {"starts", p.starts}});
   }
   return {{"format", kFormat},
           {"supervisor_pid", state.supervisor_pid},
@@ -131,9 +137,9 @@ absl::StatusOr<int> LockStateDir(const std::string& state_dir) {
   }
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     close(fd);
-    return absl::FailedPreconditionError(
-        absl::StrCat("a cluster already runs in ", state_dir, "; end it with `landbridge down --state ", state_dir,
-                     "`, or give this one another folder with --state"));
+    return absl::FailedPreconditionError(absl::StrCat("a cluster already runs in ", state_dir,
+                                                      "; end it with `landbridge down --state ", state_dir,
+                                                      "`, or give this one another folder with --state"));
   }
   return fd;
 }

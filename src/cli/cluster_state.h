@@ -26,9 +26,9 @@ struct ProcessState {
   pid_t pid = 0;
   uint64_t start_time = 0;
   std::string log;
-  std::string address;  // "host:port"; empty until the server listens
+  std::string address;        // "host:port"; empty until the server listens
   std::string admin_address;  // where it answers questions
-  std::string ended;    // how it ended; empty while it runs
+  std::string ended;          // how it ended; empty while it runs
   int starts = 1;
 };
 

@@ -84,16 +84,21 @@ nlohmann::json UpAnswer(const ClusterState& state, const std::string& state_dir)
   for (const ProcessState& p : state.processes) {
     processes.push_back({{"name", p.name}, {"pid", p.pid}, {"log", p.log}, {"address", p.address}});
   }
-  return {{"address", BackendTarget(state)}, {"state", state_dir}, {"supervisor_pid", state.supervisor_pid},
-          {"resource_manager_address", state.resource_manager_address}, {"processes", processes}};
+  return {{"address", BackendTarget(state)},
+          {"state", state_dir},
+          {"supervisor_pid", state.supervisor_pid},
+          {"resource_manager_address", state.resource_manager_address},
+          {"processes", processes}};
 }
 
 // Reaps all ended children. The command's exit status goes to `command_status`.
 void Reap(LocalCluster& cluster, pid_t command, std::optional<int>* command_status) {
   int wait_status;
   for (pid_t pid; (pid = waitpid(-1, &wait_status, WNOHANG)) > 0;) {
-    if (pid == command) *command_status = wait_status;
-    else cluster.OnChildEnded(pid, wait_status);
+    if (pid == command)
+      *command_status = wait_status;
+    else
+      cluster.OnChildEnded(pid, wait_status);
   }
 }
 
@@ -125,8 +130,10 @@ int RunCommand(LocalCluster& cluster, Signals& signals, const RunArguments& argu
       if (sig == SIGINT && !(*watch)->GroupWasInterrupted()) kill(*command, SIGINT);
       if (sig == SIGTERM) terminate();
       if (sig == SIGHUP) {
-        if (info->ssi_code == SI_KERNEL) terminate();  // the terminal is gone
-        else cluster.ServeRequests();
+        if (info->ssi_code == SI_KERNEL)
+          terminate();  // the terminal is gone
+        else
+          cluster.ServeRequests();
       }
     }
     Reap(cluster, *command, &ended);
@@ -208,7 +215,8 @@ int Run(RunArguments arguments) {
   if (temporary) {
     state_dir = (fs::temp_directory_path() / "landbridge-run-XXXXXX").string();
     if (mkdtemp(state_dir.data()) == nullptr) {
-      return Fail(absl::FailedPreconditionError(absl::StrCat("cannot make the folder ", state_dir, ": ", strerror(errno))));
+      return Fail(
+          absl::FailedPreconditionError(absl::StrCat("cannot make the folder ", state_dir, ": ", strerror(errno))));
     }
   } else {
     state_dir = fs::absolute(state_dir).string();
@@ -229,8 +237,8 @@ int Run(RunArguments arguments) {
       return Fail(started, absl::IsCancelled(started) ? 130 : kExitError);
     }
     if (!quiet) {
-      fprintf(stderr, "landbridge: cluster is ready at %s (logs in %s/logs)\n",
-              BackendTarget(cluster.state()).c_str(), state_dir.c_str());
+      fprintf(stderr, "landbridge: cluster is ready at %s (logs in %s/logs)\n", BackendTarget(cluster.state()).c_str(),
+              state_dir.c_str());
     }
     code = RunCommand(cluster, signals, arguments, state_dir);
   }
@@ -364,8 +372,8 @@ int Restart(const std::string& state_dir, const std::string& name) {
     }
     usleep(20'000);
   }
-  return Fail(absl::AbortedError(absl::StrCat(name, " did not start; its log is ", before->log, " and ends with:\n",
-                                              LogTail(before->log))));
+  return Fail(absl::AbortedError(
+      absl::StrCat(name, " did not start; its log is ", before->log, " and ends with:\n", LogTail(before->log))));
 }
 
 int ShowStatus(const std::string& state_dir, bool json) {
@@ -384,7 +392,8 @@ int ShowWhy(const std::string& state_dir, const std::string& what, bool json) {
   if (!state.ok()) return Fail(state.status(), kExitNotRunning);
   absl::StatusOr<nlohmann::json> explain = CollectExplain(*state);
   if (!explain.ok()) {
-    return Fail(AddContext(explain.status(), "the proxy does not say what waits for what; `landbridge status` shows its log"));
+    return Fail(
+        AddContext(explain.status(), "the proxy does not say what waits for what; `landbridge status` shows its log"));
   }
   if (json) {
     printf("%s\n", explain->dump(2).c_str());

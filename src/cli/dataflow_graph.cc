@@ -87,8 +87,12 @@ json GraphNode(const json& launch, const std::string& worker, const json& device
       if (Field(device, "local") == local) ids.push_back(Field(device, "id"));
     }
   }
-  json node = {{"id", FieldText(launch, "ticket")}, {"name", FieldText(launch, "name")}, {"session", FieldText(launch, "session")},
-               {"state", FieldText(launch, "state")}, {"slice", worker.substr(0, worker.find('/'))}, {"worker", worker},
+  json node = {{"id", FieldText(launch, "ticket")},
+               {"name", FieldText(launch, "name")},
+               {"session", FieldText(launch, "session")},
+               {"state", FieldText(launch, "state")},
+               {"slice", worker.substr(0, worker.find('/'))},
+               {"worker", worker},
                {"devices", std::move(ids)}};
   if (const std::string site = FieldText(launch, "call_site"); !site.empty()) node["call_site"] = site;
   return node;
@@ -103,8 +107,7 @@ std::string DotQuoted(const std::string& text) {
 std::string GraphDevices(const json& node) {
   std::vector<std::string> ids;
   for (const json& id : Field(node, "devices")) ids.push_back(id.dump());
-  return ids.size() <= 8 ? absl::StrJoin(ids, ",")
-                         : absl::StrCat(ids.front(), "..", ids.back(), " (", ids.size(), ")");
+  return ids.size() <= 8 ? absl::StrJoin(ids, ",") : absl::StrCat(ids.front(), "..", ids.back(), " (", ids.size(), ")");
 }
 
 std::string EdgeText(const json& edge) {
@@ -146,7 +149,9 @@ json BuildDataflowGraph(const json& explain) {
     nodes.push_back(GraphNode(launch, worker, Field(devices, worker)));
     for (const json& input : Field(launch, "inputs")) {
       for (const ArrayMakers::Origin& origin : makers.OriginsOf(FieldText(input, "array"))) {
-        json edge = {{"from", origin.launch}, {"to", FieldText(launch, "ticket")}, {"array", FieldText(input, "array")},
+        json edge = {{"from", origin.launch},
+                     {"to", FieldText(launch, "ticket")},
+                     {"array", FieldText(input, "array")},
                      {"local", origin.local}};
         if (const std::string tensor = FieldText(input, "tensor"); !tensor.empty()) edge["tensor"] = tensor;
         if (Field(input, "bytes").is_number()) edge["bytes"] = Field(input, "bytes");
@@ -158,23 +163,25 @@ json BuildDataflowGraph(const json& explain) {
 }
 
 std::string DataflowGraphToDot(const json& graph) {
-  std::string out = "digraph landbridge {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n"
-                    "  edge [fontname=\"sans-serif\", fontsize=10];\n";
+  std::string out =
+      "digraph landbridge {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n"
+      "  edge [fontname=\"sans-serif\", fontsize=10];\n";
   std::map<std::string, std::vector<const json*>> slices;
   for (const json& node : Field(graph, "nodes")) slices[FieldText(node, "slice")].push_back(&node);
   for (const auto& [slice, nodes] : slices) {
     absl::StrAppend(&out, "  subgraph ", DotQuoted("cluster_" + slice), " {\n    label=", DotQuoted(slice), ";\n");
     for (const json* node : nodes) {
       absl::StrAppend(&out, "    ", DotQuoted(FieldText(*node, "id")), " [label=",
-                      DotQuoted(absl::StrCat(FieldText(*node, "name"), "\n", FieldText(*node, "id"), " ", FieldText(*node, "state"),
-                                          "\ndevices ", GraphDevices(*node))),
+                      DotQuoted(absl::StrCat(FieldText(*node, "name"), "\n", FieldText(*node, "id"), " ",
+                                             FieldText(*node, "state"), "\ndevices ", GraphDevices(*node))),
                       FieldText(*node, "state") == "running" ? ", style=filled, fillcolor=lightgrey" : "", "];\n");
     }
     out += "  }\n";
   }
   for (const json& edge : Field(graph, "edges")) {
-    absl::StrAppend(&out, "  ", DotQuoted(FieldText(edge, "from")), " -> ", DotQuoted(FieldText(edge, "to")), " [label=",
-                    DotQuoted(EdgeText(edge)), Field(edge, "local") == true ? ", style=dashed" : "", "];\n");
+    absl::StrAppend(&out, "  ", DotQuoted(FieldText(edge, "from")), " -> ", DotQuoted(FieldText(edge, "to")),
+                    " [label=", DotQuoted(EdgeText(edge)), Field(edge, "local") == true ? ", style=dashed" : "",
+                    "];\n");
   }
   return out + "}\n";
 }

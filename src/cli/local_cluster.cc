@@ -28,7 +28,7 @@ constexpr milliseconds kRestartDelayMin{50}, kRestartDelayMax{10'000};
 constexpr milliseconds kStableAfter{10'000};
 constexpr milliseconds kAdminTimeout{1000};
 constexpr uintmax_t kLogBytesMax = 16u << 20;  // a longer log of a worker is put aside when it is started again
-constexpr int kExitRestart = 75;  // of landbridge-server
+constexpr int kExitRestart = 75;               // of landbridge-server
 
 std::string RandomHex(size_t bytes) {
   std::string random(bytes, '\0');
@@ -64,17 +64,19 @@ absl::Status LocalCluster::Start() {
   LB_RETURN_IF_ERROR(AwaitPorts(0));
   state_.resource_manager_address = state_.processes[0].address;
 
-  progress_(absl::StrCat("starting ", options_.workers(), options_.simulated ? " simulated worker" : " worker", options_.workers() == 1 ? "" : "s", " (",
-                         options_.slices, " slice", options_.slices == 1 ? "" : "s", " of ", options_.workers_per_slice,
-                         " x ", options_.devices_per_worker, " devices) and the proxy"));
+  progress_(absl::StrCat("starting ", options_.workers(), options_.simulated ? " simulated worker" : " worker",
+                         options_.workers() == 1 ? "" : "s", " (", options_.slices, " slice",
+                         options_.slices == 1 ? "" : "s", " of ", options_.workers_per_slice, " x ",
+                         options_.devices_per_worker, " devices) and the proxy"));
   LB_RETURN_IF_ERROR(LaunchNew(ProxySpec(options_, bin_dir_, state_dir_, state_.resource_manager_address)));
   if (options_.simulated) {
-    LB_RETURN_IF_ERROR(LaunchNew(SimulatedWorkersSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address)));
+    LB_RETURN_IF_ERROR(
+        LaunchNew(SimulatedWorkersSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address)));
   }
   for (int slice = 0; slice < options_.slices && !options_.simulated; ++slice) {
     for (int index = 0; index < options_.workers_per_slice; ++index) {
-      LB_RETURN_IF_ERROR(LaunchNew(
-          WorkerSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address, slice, index)));
+      LB_RETURN_IF_ERROR(
+          LaunchNew(WorkerSpec(options_, bin_dir_, state_dir_, state_.resource_manager_address, slice, index)));
     }
   }
   LB_RETURN_IF_ERROR(AwaitPorts(1));
@@ -132,8 +134,8 @@ absl::Status LocalCluster::Launch(Server& server) {
   spawn.environment.emplace_back("LANDBRIDGE_CLUSTER_SECRET", cluster_secret_);
   absl::StatusOr<pid_t> pid = Spawn(spawn);
   if (!pid.ok()) {
-    return AddContext(pid.status(), absl::StrCat("cannot start ", server.spec.name,
-                                                 " (build the servers with `make build`)"));
+    return AddContext(pid.status(),
+                      absl::StrCat("cannot start ", server.spec.name, " (build the servers with `make build`)"));
   }
   process.pid = *pid;
   process.start_time = ProcessStartTime(*pid).value_or(0);
@@ -181,7 +183,8 @@ absl::Status LocalCluster::PumpWhileStarting(const std::string& waiting_for) {
     for (const Server& server : servers_) {
       const ProcessState& process = state_.processes[server.index];
       if (process.address.empty() || started_ || waiting_for.find("placed") != std::string::npos) {
-        absl::StrAppend(&text, process.name, ": its log is ", process.log, " and ends with:\n", LogTail(process.log, 5));
+        absl::StrAppend(&text, process.name, ": its log is ", process.log, " and ends with:\n",
+                        LogTail(process.log, 5));
       }
     }
     return absl::AbortedError(text);
@@ -206,9 +209,9 @@ absl::Status LocalCluster::AwaitWorkers() {
     absl::StatusOr<nlohmann::json> answer = QueryServer(Proxy().admin_address, kAdminTimeout, "workers");
     const WorkersUp seen = answer.ok() ? CountWorkers(*answer) : WorkersUp{};
     if (seen.expected > 0 && seen.up == seen.expected) return absl::OkStatus();
-    LB_RETURN_IF_ERROR(PumpWhileStarting(absl::StrCat(
-        "the workers to be placed and reached by the proxy (", seen.up, " of ", seen.expected, " are)",
-        answer.ok() ? "" : absl::StrCat("; the proxy does not answer: ", answer.status().message()))));
+    LB_RETURN_IF_ERROR(PumpWhileStarting(
+        absl::StrCat("the workers to be placed and reached by the proxy (", seen.up, " of ", seen.expected, " are)",
+                     answer.ok() ? "" : absl::StrCat("; the proxy does not answer: ", answer.status().message()))));
   }
 }
 

@@ -57,8 +57,9 @@ TEST(ClusterOptions, SimulatedWorkersAreOneProcess) {
   options.worker_flags = {"--launch_us=5"};
   const ServerSpec spec = SimulatedWorkersSpec(options, "/bin", "/s", "h:1");
   EXPECT_EQ(spec.name, "simulated-workers");
-  EXPECT_THAT(spec.argv, ElementsAre("/bin/landbridge-simulated-workers", "--resource_manager_address=h:1", "--workers=1280",
-                                     "--devices=8", "--port_file=/s/ports/simulated-workers", "--launch_us=5"));
+  EXPECT_THAT(spec.argv,
+              ElementsAre("/bin/landbridge-simulated-workers", "--resource_manager_address=h:1", "--workers=1280",
+                          "--devices=8", "--port_file=/s/ports/simulated-workers", "--launch_us=5"));
   options.one_process = true;
   EXPECT_THAT(std::string(Validate(options).message()), HasSubstr("exclude each other"));
 }

@@ -47,7 +47,9 @@ absl::Status CheckPluginFile(const std::string& path) {
   }
   std::ifstream in(path, std::ios::binary);
   char magic[4] = {};
-  if (!in.read(magic, sizeof magic) || std::string(magic, sizeof magic) != "\x7f" "ELF") {
+  if (!in.read(magic, sizeof magic) || std::string(magic, sizeof magic) !=
+                                           "\x7f"
+                                           "ELF") {
     return absl::InvalidArgumentError(absl::StrCat("PJRT plugin ", path, " is not a shared object; ", kCure));
   }
   return absl::OkStatus();
@@ -76,10 +78,11 @@ absl::StatusOr<std::string> FindPlugin(const std::string& flag, const std::strin
     LB_RETURN_IF_ERROR(CheckPluginFile(path));
     return path;
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no PJRT plugin was found. Looked at --pjrt_plugin, LANDBRIDGE_PJRT_PLUGIN and the Python package "
-      "lammps_jax_pjrt_cpu of ", asked.empty() ? "no Python (none is there)" : absl::StrJoin(asked, ", "),
-      ". Run `make build`, or `pip install lammps-jax-pjrt-cpu` there, or name a plugin's path"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("no PJRT plugin was found. Looked at --pjrt_plugin, LANDBRIDGE_PJRT_PLUGIN and the Python package "
+                   "lammps_jax_pjrt_cpu of ",
+                   asked.empty() ? "no Python (none is there)" : absl::StrJoin(asked, ", "),
+                   ". Run `make build`, or `pip install lammps-jax-pjrt-cpu` there, or name a plugin's path"));
 }
 
 }  // namespace landbridge::cli

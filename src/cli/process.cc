@@ -229,8 +229,10 @@ absl::StatusOr<std::string> CaptureOutput(const std::vector<std::string>& argv, 
     if (ready <= 0 || text.size() > kCaptureBytesMax) break;
     char buffer[4096];
     const ssize_t got = read(out[0], buffer, sizeof buffer);
-    if (got <= 0) ended = true;
-    else text.append(buffer, static_cast<size_t>(got));
+    if (got <= 0)
+      ended = true;
+    else
+      text.append(buffer, static_cast<size_t>(got));
   }
   close(out[0]);
   if (!ended) kill(-*pid, SIGKILL);

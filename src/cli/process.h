@@ -19,10 +19,10 @@
 namespace landbridge::cli {
 
 struct SpawnOptions {
-  std::vector<std::string> argv;                              // argv[0] is looked up on PATH when it has no slash
+  std::vector<std::string> argv;                                 // argv[0] is looked up on PATH when it has no slash
   std::vector<std::pair<std::string, std::string>> environment;  // set on top of ours
-  std::string output_path;         // standard output and error go there; empty: ours
-  bool append_output = false;      // keep what is in it
+  std::string output_path;                                       // standard output and error go there; empty: ours
+  bool append_output = false;                                    // keep what is in it
   bool own_process_group = false;  // Ctrl-C at the terminal does not reach it; signals can be sent to the group
   bool null_stdin = false;
 };

@@ -26,7 +26,8 @@ ClusterState Example() {
   state.devices_per_worker = 4;
   state.plugin = "/p.so";
   state.processes.push_back({"proxy", 20, 21, "/l", "127.0.0.1:29000", "127.0.0.1:29002", "", 1});
-  state.processes.push_back({"worker-0-0", 30, 31, "/w", "127.0.0.1:4", "127.0.0.1:4", "was killed by signal 9 (Killed)", 2});
+  state.processes.push_back(
+      {"worker-0-0", 30, 31, "/w", "127.0.0.1:4", "127.0.0.1:4", "was killed by signal 9 (Killed)", 2});
   return state;
 }
 

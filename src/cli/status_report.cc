@@ -41,7 +41,8 @@ std::string Table(const json& rows, const std::string& indent) {
   std::string text;
   auto line = [&](auto&& cell) {
     std::string out = indent;
-    for (size_t i = 0; i < columns.size(); ++i) absl::StrAppendFormat(&out, "%-*s  ", static_cast<int>(widths[i]), cell(columns[i]));
+    for (size_t i = 0; i < columns.size(); ++i)
+      absl::StrAppendFormat(&out, "%-*s  ", static_cast<int>(widths[i]), cell(columns[i]));
     out.erase(out.find_last_not_of(' ') + 1);
     absl::StrAppend(&text, out, "\n");
   };
@@ -68,10 +69,13 @@ void Flatten(const json& proxy, const json& explain, json& report) {
       }
       const json& ops = Member(worker, "ops_parked");
       if ((ops.is_number() && ops.get<int64_t>() > 0) || ops == json(true)) {
-        parked.push_back({{"what", "messages for " + Text(Member(worker, "name"))}, {"waits_for", "the worker to read"}});
+        parked.push_back(
+            {{"what", "messages for " + Text(Member(worker, "name"))}, {"waits_for", "the worker to read"}});
       }
     }
-    json row = {{"slice", index}, {"type", Member(slice, "type")}, {"placed", Member(slice, "placed")},
+    json row = {{"slice", index},
+                {"type", Member(slice, "type")},
+                {"placed", Member(slice, "placed")},
                 {"workers", absl::StrJoin(names, ", ")}};
     if (slice.contains("waits_for")) {
       row["waits_for"] = slice["waits_for"];
@@ -118,8 +122,8 @@ json BuildStatus(const ClusterState& state, const std::string& state_dir, bool s
   json processes = json::array();
   for (size_t i = 0; i < state.processes.size(); ++i) {
     const ProcessState& p = state.processes[i];
-    json entry = {{"name", p.name}, {"pid", p.pid}, {"alive", process_alive[i] && p.ended.empty()},
-                  {"log", p.log}, {"address", p.address}, {"starts", p.starts}};
+    json entry = {{"name", p.name}, {"pid", p.pid},         {"alive", process_alive[i] && p.ended.empty()},
+                  {"log", p.log},   {"address", p.address}, {"starts", p.starts}};
     if (!p.ended.empty()) entry["ended"] = p.ended;
     processes.push_back(entry);
   }
@@ -129,8 +133,10 @@ json BuildStatus(const ClusterState& state, const std::string& state_dir, bool s
   } else {
     report["resource_manager_error"] = std::string(resource_manager.status().message());
   }
-  if (proxy.ok()) report["proxy"] = *proxy;
-  else report["proxy_error"] = std::string(proxy.status().message());
+  if (proxy.ok())
+    report["proxy"] = *proxy;
+  else
+    report["proxy_error"] = std::string(proxy.status().message());
   // Without an explanation: what the proxy alone knows.
   if (proxy.ok()) Flatten(*proxy, explain.ok() ? *explain : *proxy, report);
   return report;
@@ -154,13 +160,12 @@ absl::StatusOr<json> CollectExplain(const ClusterState& state) { return Ask(stat
 absl::StatusOr<json> CollectGraph(const ClusterState& state) { return Ask(state, "proxy", "graph"); }
 
 std::string RenderStatus(const json& report) {
-  std::string text = absl::StrCat(report.at("running").get<bool>() ? "running at " : "ended; was at ",
-                                  Text(report.at("address")), "\nstate   ", Text(report.at("state")), "\nplugin  ",
-                                  Text(report.at("plugin")), "\n\nprocesses\n");
+  std::string text =
+      absl::StrCat(report.at("running").get<bool>() ? "running at " : "ended; was at ", Text(report.at("address")),
+                   "\nstate   ", Text(report.at("state")), "\nplugin  ", Text(report.at("plugin")), "\n\nprocesses\n");
   for (const json& p : report.at("processes")) {
     absl::StrAppendFormat(&text, "  %-18s pid %-8s %-24s %s\n", Text(p.at("name")), Text(p.at("pid")),
-                          p.at("alive").get<bool>() ? "running"
-                                                    : (p.contains("ended") ? Text(p.at("ended")) : "ended"),
+                          p.at("alive").get<bool>() ? "running" : (p.contains("ended") ? Text(p.at("ended")) : "ended"),
                           Text(p.at("log")));
   }
   for (const char* key : {"slices", "devices", "sessions", "parked"}) {

@@ -13,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kTreesMax = 16;       // shown by Why
-constexpr size_t kChainMax = 8;        // links of a chain, levels of a tree
+constexpr size_t kTreesMax = 16;  // shown by Why
+constexpr size_t kChainMax = 8;   // links of a chain, levels of a tree
 constexpr int64_t kSilentAfterMs = 1000;
 
 std::string Bytes(int64_t bytes) {
@@ -157,13 +157,15 @@ WaitNode::Reason WaitGraph::Explain(size_t node, const json& reason) const {
   const std::string what = FieldText(reason, "what");
   if (what == "input") {
     const std::string ref = FieldText(reason, "ref"), maker = FieldText(reason, "made_by");
-    WaitNode::Reason out{absl::StrCat("input ", ref, " on ", where, " ", FieldText(reason, "on")), MakersOf(where, maker, ref)};
+    WaitNode::Reason out{absl::StrCat("input ", ref, " on ", where, " ", FieldText(reason, "on")),
+                         MakersOf(where, maker, ref)};
     if (out.on.empty() && !maker.empty()) absl::StrAppend(&out.text, ", made by ", maker);
     return out;
   }
   if (what == "bytes of a peer") {
     const auto place = place_of_.find(FieldText(reason, "peer"));
-    WaitNode::Reason out{absl::StrCat("bytes of ", place == place_of_.end() ? "a worker that is gone" : place->second), {}};
+    WaitNode::Reason out{absl::StrCat("bytes of ", place == place_of_.end() ? "a worker that is gone" : place->second),
+                         {}};
     if (place == place_of_.end()) return out;
     const auto source = by_transfer_.find({place->second, FieldText(reason, "transfer")});
     if (source != by_transfer_.end()) out.on.push_back(source->second);
@@ -171,10 +173,11 @@ WaitNode::Reason WaitGraph::Explain(size_t node, const json& reason) const {
   }
   if (what == "memory") {
     const std::string behind = FieldText(reason, "behind");
-    WaitNode::Reason out{absl::StrCat("memory on ", where, " ", FieldText(reason, "on"), ": ", Bytes(FieldNumber(reason, "bytes", 0)),
-                                      " wanted, ", Bytes(FieldNumber(reason, "bytes_in_use", 0)), " of ",
-                                      Bytes(FieldNumber(reason, "bytes_limit", 0)), " in use"),
-                         {}};
+    WaitNode::Reason out{
+        absl::StrCat("memory on ", where, " ", FieldText(reason, "on"), ": ", Bytes(FieldNumber(reason, "bytes", 0)),
+                     " wanted, ", Bytes(FieldNumber(reason, "bytes_in_use", 0)), " of ",
+                     Bytes(FieldNumber(reason, "bytes_limit", 0)), " in use"),
+        {}};
     if (!behind.empty()) {
       absl::StrAppend(&out.text, ", behind ", behind);
       out.on = MakersOf(where, behind, "");
@@ -182,18 +185,23 @@ WaitNode::Reason WaitGraph::Explain(size_t node, const json& reason) const {
     return out;
   }
   if (what == "readers") {
-    return {absl::StrCat("earlier readers of ", FieldText(reason, "ref"), ", which it takes over: ",
-                         FieldNumber(reason, "launches", 0), " launches, ", FieldNumber(reason, "transfers", 0), " transfers"), {}};
+    return {absl::StrCat("earlier readers of ", FieldText(reason, "ref"),
+                         ", which it takes over: ", FieldNumber(reason, "launches", 0), " launches, ",
+                         FieldNumber(reason, "transfers", 0), " transfers"),
+            {}};
   }
   if (what == "room") {
-    return {absl::StrCat("credit of device ", FieldText(reason, "device"), " of ", where, ": ", FieldNumber(reason, "placed", 0),
-                         " launches are placed there"), {}};
+    return {absl::StrCat("credit of device ", FieldText(reason, "device"), " of ", where, ": ",
+                         FieldNumber(reason, "placed", 0), " launches are placed there"),
+            {}};
   }
   if (what == "turn") return {absl::StrCat("its turn in the order of ", where), {}};
-  if (what == "load") return {absl::StrCat("its program (", FieldText(reason, "executable"), ") to be loaded at ", where), {}};
+  if (what == "load")
+    return {absl::StrCat("its program (", FieldText(reason, "executable"), ") to be loaded at ", where), {}};
   if (what == "bytes") return {"bytes of the client", {}};
   if (what == "completion") return {"its end: it runs", {}};
-  if (what == "silence") return {absl::StrCat("an answer of worker ", FieldText(reason, "name"), ", which is silent"), {}};
+  if (what == "silence")
+    return {absl::StrCat("an answer of worker ", FieldText(reason, "name"), ", which is silent"), {}};
   if (what == "more") return {absl::StrCat(FieldNumber(reason, "count", 0), " more"), {}};
   return {what, {}};
 }
@@ -230,8 +238,10 @@ json WaitGraph::Rows() const {
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const WaitNode& node = nodes_[i];
     if (!node.waits() || IsSend(node)) continue;
-    json row = {{"where", node.where}, {"what", node.name.empty() ? node.kind : absl::StrCat(node.kind, " ", node.name)},
-                {"state", node.state}, {"waits_for", Chain(i)}};
+    json row = {{"where", node.where},
+                {"what", node.name.empty() ? node.kind : absl::StrCat(node.kind, " ", node.name)},
+                {"state", node.state},
+                {"waits_for", Chain(i)}};
     if (!node.ticket.empty()) row["ticket"] = node.ticket;
     if (!node.session.empty()) row["session"] = node.session;
     if (node.age_ms >= 0) row["age_ms"] = node.age_ms;
@@ -269,7 +279,8 @@ std::string WaitGraph::Why(const std::string& filter) const {
     }
   }
   // The oldest say most: what came later mostly waits behind them.
-  std::stable_sort(roots.begin(), roots.end(), [this](size_t a, size_t b) { return nodes_[a].age_ms > nodes_[b].age_ms; });
+  std::stable_sort(roots.begin(), roots.end(),
+                   [this](size_t a, size_t b) { return nodes_[a].age_ms > nodes_[b].age_ms; });
   std::string text;
   std::set<size_t> shown;
   for (size_t i = 0; i < roots.size() && i < kTreesMax; ++i) Tree(roots[i], 0, &shown, &text);

@@ -16,19 +16,19 @@ namespace landbridge::cli {
 // A launch, copy, upload, send or read that has not ended.
 struct WaitNode {
   struct Reason {
-    std::string text;          // "input a3.0 on device 1"
-    std::vector<size_t> on;    // nodes of the graph that must end (or go on) first
+    std::string text;        // "input a3.0 on device 1"
+    std::vector<size_t> on;  // nodes of the graph that must end (or go on) first
   };
-  std::string where;           // place of its worker: "slice0/0"
-  std::string kind;            // "launch", "copy", ...
-  std::string ticket;          // "t9"; empty: has none
-  std::string session;         // "s1"; empty: not known
-  std::string name;            // of the program
-  std::string ref;             // buffer that it makes, sends or reads
-  std::string state;           // "parked" (not sent yet), "waiting", "runnable", "receiving", "running", "sent"
+  std::string where;    // place of its worker: "slice0/0"
+  std::string kind;     // "launch", "copy", ...
+  std::string ticket;   // "t9"; empty: has none
+  std::string session;  // "s1"; empty: not known
+  std::string name;     // of the program
+  std::string ref;      // buffer that it makes, sends or reads
+  std::string state;    // "parked" (not sent yet), "waiting", "runnable", "receiving", "running", "sent"
   std::string call_site;
-  std::string devices;         // "0,1,2,3"
-  int64_t age_ms = -1;         // -1: not known
+  std::string devices;  // "0,1,2,3"
+  int64_t age_ms = -1;  // -1: not known
   std::vector<Reason> reasons;
 
   // Takes no device's time yet.
@@ -63,11 +63,11 @@ class WaitGraph {
   void Tree(size_t node, size_t depth, std::set<size_t>* shown, std::string* text) const;
 
   std::vector<WaitNode> nodes_;
-  std::vector<nlohmann::json> raw_reasons_;                                  // of each node
-  std::map<std::pair<std::string, std::string>, std::vector<size_t>> by_ticket_;   // (where, ticket)
-  std::map<std::pair<std::string, std::string>, size_t> by_transfer_;        // (where of the source, transfer)
-  std::map<std::string, std::string> place_of_;                              // incarnation -> where
-  std::map<std::string, std::string> slice_waits_for_;                       // "slice0" -> why it is not placed
+  std::vector<nlohmann::json> raw_reasons_;                                       // of each node
+  std::map<std::pair<std::string, std::string>, std::vector<size_t>> by_ticket_;  // (where, ticket)
+  std::map<std::pair<std::string, std::string>, size_t> by_transfer_;             // (where of the source, transfer)
+  std::map<std::string, std::string> place_of_;                                   // incarnation -> where
+  std::map<std::string, std::string> slice_waits_for_;                            // "slice0" -> why it is not placed
 };
 
 }  // namespace landbridge::cli

@@ -55,7 +55,8 @@ json RowOf(const json& rows, const std::string& ticket) {
 TEST(WaitGraph, RowsFollowTheFirstReasonToItsRoot) {
   const json rows = WaitGraph(Explained()).Rows();
   EXPECT_EQ(rows.size(), 6u);  // not the send, which is the copy's other half, and not what runs
-  EXPECT_EQ(RowOf(rows, "t9"), json::parse(R"({"where": "slice0/0", "what": "launch jit_g", "ticket": "t9", "session": "s1",
+  EXPECT_EQ(RowOf(rows, "t9"),
+            json::parse(R"({"where": "slice0/0", "what": "launch jit_g", "ticket": "t9", "session": "s1",
     "state": "waiting", "age_ms": 800, "waits_for": "input a8.0 on slice0/0 device 0 <- t8 copy to a8.0 of s1 on slice0/0, receiving for 900 ms <- bytes of slice1/0 <- send of a5.0 on slice1/0, waiting for 850 ms <- input a5.0 on slice1/0 device 0 <- t5 launch jit_f of s1 on slice1/0 devices 0, running for 12 s"})"));
   EXPECT_EQ(RowOf(rows, "t8")["session"], "s1");  // the worker does not say whose it is
   EXPECT_EQ(RowOf(rows, "t11")["waits_for"].get<std::string>().substr(0, 86),

@@ -59,19 +59,21 @@ void AdminTable::Add(const std::string& what, std::function<absl::StatusOr<json>
 void AdminTable::OnRequest(absl::string_view payload, std::function<void(std::string)> send) const {
   auto answer = [send = std::move(send)](absl::StatusOr<json> result) { send(AnswerText(result)); };
   if (payload.size() > limits::kAdminRequestBytesMax) {
-    answer(absl::InvalidArgumentError(absl::StrCat("a question has at most ", limits::kAdminRequestBytesMax, " bytes")));
+    answer(
+        absl::InvalidArgumentError(absl::StrCat("a question has at most ", limits::kAdminRequestBytesMax, " bytes")));
     return;
   }
   const json request = json::parse(payload.begin(), payload.end(), nullptr, false);
   if (!request.is_object() || !request.contains("what") || !request["what"].is_string()) {
-    answer(absl::InvalidArgumentError("a question is a JSON object with \"what\": one of the things this process knows"));
+    answer(
+        absl::InvalidArgumentError("a question is a JSON object with \"what\": one of the things this process knows"));
     return;
   }
   auto it = handlers_.find(request["what"].get<std::string>());
   if (it == handlers_.end()) {
-    answer(absl::InvalidArgumentError(
-        absl::StrCat("this process does not know \"", request["what"].get<std::string>().substr(0, 100), "\"; it knows ",
-                     absl::StrJoin(handlers_, ", ", [](std::string* out, const auto& entry) { *out += entry.first; }))));
+    answer(absl::InvalidArgumentError(absl::StrCat(
+        "this process does not know \"", request["what"].get<std::string>().substr(0, 100), "\"; it knows ",
+        absl::StrJoin(handlers_, ", ", [](std::string* out, const auto& entry) { *out += entry.first; }))));
     return;
   }
   it->second(request, std::move(answer));
@@ -123,9 +125,8 @@ class AdminServer::Impl {
 
   // Places are few: nobody keeps one without a question.
   void LimitSilence(uint64_t id) {
-    peers_.at(id).limit = loop_->RunAfter(limits::kHandshakeTimeout, [this, id] {
-      Drop(id, absl::UnavailableError("it asks nothing"));
-    });
+    peers_.at(id).limit =
+        loop_->RunAfter(limits::kHandshakeTimeout, [this, id] { Drop(id, absl::UnavailableError("it asks nothing")); });
   }
 
   void Drop(uint64_t id, const absl::Status& status) {
@@ -179,10 +180,10 @@ absl::StatusOr<json> AskAdmin(absl::string_view address, const json& request, Du
       finish(answer.value("answer", json()));
     } else {
       const int code = answer.contains("code") && answer["code"].is_number_integer() ? answer["code"].get<int>() : 0;
-      finish(absl::Status(code > 0 && code <= 16 ? static_cast<absl::StatusCode>(code)
-                                                 : absl::StatusCode::kFailedPrecondition,
-                          answer.contains("error") && answer["error"].is_string() ? answer["error"].get<std::string>()
-                                                                                  : "no reason given"));
+      finish(absl::Status(
+          code > 0 && code <= 16 ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kFailedPrecondition,
+          answer.contains("error") && answer["error"].is_string() ? answer["error"].get<std::string>()
+                                                                  : "no reason given"));
     }
   };
   handlers.on_close = [&](const absl::Status& status) { finish(status); };

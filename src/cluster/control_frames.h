@@ -11,7 +11,7 @@
 
 namespace landbridge {
 
-constexpr int kControlFrameOps = 3;            // field numbers of ControlFrame
+constexpr int kControlFrameOps = 3;  // field numbers of ControlFrame
 constexpr int kControlFrameReports = 4;
 
 // The wire bytes of a ControlFrame from already serialized ops or reports: they are joined, never parsed again.

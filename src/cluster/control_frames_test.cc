@@ -14,9 +14,8 @@ TEST(ControlFramesTest, JoinedBytesAreTheMessage) {
   Heartbeat heartbeat;
   heartbeat.set_number(9);
   ControlFrame frame;
-  ASSERT_TRUE(frame.ParseFromString(JoinControlFrame(5, 1000, kControlFrameOps,
-                                                     {a.SerializeAsString(), b.SerializeAsString()},
-                                                     heartbeat.SerializeAsString())));
+  ASSERT_TRUE(frame.ParseFromString(JoinControlFrame(
+      5, 1000, kControlFrameOps, {a.SerializeAsString(), b.SerializeAsString()}, heartbeat.SerializeAsString())));
   EXPECT_EQ(frame.first_seq(), 5u);
   EXPECT_EQ(frame.ack(), 1000u);
   ASSERT_EQ(frame.ops_size(), 2);

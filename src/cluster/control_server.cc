@@ -67,7 +67,8 @@ class ControlServer::Impl {
     if (!stream.has_value() && !absl::IsUnavailable(status)) {
       LogWarning("closed ", peer->connection->peer(), ": ", status.message());
     }
-    if (stream.has_value()) LogWarning("the control stream of ", stream->grant.ToString(), " broke: ", status.message());
+    if (stream.has_value())
+      LogWarning("the control stream of ", stream->grant.ToString(), " broke: ", status.message());
     Drop(id);
     if (stream.has_value()) callbacks_.on_stream_broken(*stream);
   }
@@ -110,7 +111,8 @@ class ControlServer::Impl {
       peer->connection->CloseWhenSent();
       return;  // the hand-shake limit ends the record
     }
-    ControlStreamId stream{ProxyLife(hello.life()), Grant::FromProto(hello.grant()), hello.data_address(), hello.space()};
+    ControlStreamId stream{ProxyLife(hello.life()), Grant::FromProto(hello.grant()), hello.data_address(),
+                           hello.space()};
     // The holder knows of no older connection any more.
     CloseStream(stream.grant);
     peer->stream = stream;

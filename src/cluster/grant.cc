@@ -18,9 +18,7 @@ std::string GrantNumber::ToString() const {
 
 std::string Grant::ToString() const { return absl::StrCat(slice.ToString(), "/", number.ToString()); }
 
-bool Grant::Matches(const Grant& other) const {
-  return SameNumber(other) && EqualConstantTime(secret, other.secret);
-}
+bool Grant::Matches(const Grant& other) const { return SameNumber(other) && EqualConstantTime(secret, other.secret); }
 
 GrantProto Grant::ToProto() const {
   GrantProto proto;
@@ -36,9 +34,8 @@ Grant Grant::FromProto(const GrantProto& proto) {
 }
 
 Incarnation LifeUnder(const Grant& grant, Incarnation worker) {
-  const std::string bytes =
-      HmacSha256(grant.secret, absl::StrCat("life ", worker.value(), " ", grant.slice.value(), " ", grant.number.term, " ",
-                                            grant.number.count));
+  const std::string bytes = HmacSha256(grant.secret, absl::StrCat("life ", worker.value(), " ", grant.slice.value(),
+                                                                  " ", grant.number.term, " ", grant.number.count));
   uint64_t value = 0;
   for (size_t i = 0; i < sizeof(value); ++i) value = value << 8 | static_cast<unsigned char>(bytes[i]);
   return Incarnation(value != 0 ? value : 1);  // 0 means "none"

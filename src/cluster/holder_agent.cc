@@ -56,14 +56,11 @@ class HolderAgent::Impl : public HolderLeaseSink {
 
   bool SendControl(const MemberRef& member, std::string payload) {
     auto it = links_.find(KeyOf(member));
-    return it != links_.end() && it->second.welcomed &&
-           it->second.connection->Send(kFrameControl, std::move(payload));
+    return it != links_.end() && it->second.welcomed && it->second.connection->Send(kFrameControl, std::move(payload));
   }
 
   // --- HolderLeaseSink
-  void SendReport(HolderReport report) override {
-    link_.Send(kFrameHolderReport, report.SerializeAsString());
-  }
+  void SendReport(HolderReport report) override { link_.Send(kFrameHolderReport, report.SerializeAsString()); }
   void FleetKnown(const Fleet& fleet) override {
     LogInfo("the cluster has ", fleet.slice_count, " slices of ", fleet.slice_type);
     pending_.Add([this, fleet] { callbacks_.on_fleet(fleet); });

@@ -20,11 +20,11 @@ class HolderAgent {
  public:
   struct Callbacks {
     std::function<void(const Fleet&)> on_fleet;
-    std::function<void(VirtualSlice, const Grant&, int workers)> on_slice_bound;                // optional
-    std::function<void(VirtualSlice, const Grant&, const absl::Status&)> on_slice_lost;         // optional
+    std::function<void(VirtualSlice, const Grant&, int workers)> on_slice_bound;         // optional
+    std::function<void(VirtualSlice, const Grant&, const absl::Status&)> on_slice_lost;  // optional
     std::function<void(const MemberRef&, const WorkerInfo&)> on_member_up;
-    std::function<void(const MemberRef&, const absl::Status& why)> on_member_lost;  // drop the stream
-    std::function<void(const MemberRef&, const std::string& reason)> on_member_draining;        // optional
+    std::function<void(const MemberRef&, const absl::Status& why)> on_member_lost;        // drop the stream
+    std::function<void(const MemberRef&, const std::string& reason)> on_member_draining;  // optional
 
     // --- The control stream of a member; the agent does the handshake and reconnects.
     // For the next ControlHello: number up to which reports of this member's stream were applied (0: new stream).

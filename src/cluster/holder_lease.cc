@@ -45,10 +45,10 @@ void HolderLease::Observe(TimeNs now) {
         Member& member = slice.members[i];
         if (!member.incarnation.valid() || member.lost) continue;
         if (member.up && now - member.last_sent > WaitForOthersLease(times_) + times_.worst_delay) {
-          LoseMember(ref, slice, static_cast<int>(i),
-                     absl::StrCat("this proxy was stopped for ", (now - before) / kMillisecond,
-                                  " ms, longer than its lease"),
-                     now);
+          LoseMember(
+              ref, slice, static_cast<int>(i),
+              absl::StrCat("this proxy was stopped for ", (now - before) / kMillisecond, " ms, longer than its lease"),
+              now);
         } else {
           member.last_heard = now;
         }
@@ -144,10 +144,11 @@ void HolderLease::LoseMember(VirtualSlice ref, Slice& slice, int index, const st
   sink_->DisconnectMember(lost);
   if (!member.up) return;
   member.up = false;
-  sink_->MemberLost(lost, absl::DataLossError(absl::StrCat(
-                              "slice ", ref.index, " (", slice.grant->slice.ToString(), ") lost worker ",
-                              member.info.name(), " on ", member.info.host(), " (", member.incarnation.ToString(), "): ", reason,
-                              member.info.log_place().empty() ? "" : "; its log there: ", member.info.log_place())));
+  sink_->MemberLost(
+      lost, absl::DataLossError(absl::StrCat(
+                "slice ", ref.index, " (", slice.grant->slice.ToString(), ") lost worker ", member.info.name(), " on ",
+                member.info.host(), " (", member.incarnation.ToString(), "): ", reason,
+                member.info.log_place().empty() ? "" : "; its log there: ", member.info.log_place())));
 }
 
 void HolderLease::LoseSlice(VirtualSlice ref, Slice& slice, const std::string& reason, TimeNs now) {
@@ -157,8 +158,9 @@ void HolderLease::LoseSlice(VirtualSlice ref, Slice& slice, const std::string& r
   slice.members.clear();
   slice.grant.reset();
   dirty_ = true;
-  sink_->SliceLost(ref, grant,
-                   absl::DataLossError(absl::StrCat("slice ", ref.index, " (", grant.ToString(), ") was lost: ", reason)));
+  sink_->SliceLost(
+      ref, grant,
+      absl::DataLossError(absl::StrCat("slice ", ref.index, " (", grant.ToString(), ") was lost: ", reason)));
 }
 
 void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
@@ -183,8 +185,8 @@ void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
 
   // A proxy that is refused never gets a slice: its clients hear why instead of seeing devices.
   const auto fits = [](int64_t count) { return count > 0 && count <= limits::kDevicesMax; };
-  const bool sane = refused_.empty() && !update.slice_type().empty() && fits(update.slice_count()) && fits(update.workers_per_slice()) &&
-                    fits(update.devices_per_worker()) &&
+  const bool sane = refused_.empty() && !update.slice_type().empty() && fits(update.slice_count()) &&
+                    fits(update.workers_per_slice()) && fits(update.devices_per_worker()) &&
                     fits(int64_t{update.slice_count()} * update.workers_per_slice() * update.devices_per_worker());
   if (sane) {
     const Fleet fleet{update.slice_type(), update.slice_count(), update.workers_per_slice(),
@@ -290,8 +292,7 @@ void HolderLease::OnMemberWelcome(const MemberRef& ref, const ControlWelcome& we
         sink_->MemberUp(ref, member->info);
       }
       break;
-    case ControlWelcome::NOT_YET:
-      break;  // the connector tries again
+    case ControlWelcome::NOT_YET: break;  // the connector tries again
     case ControlWelcome::INCARNATION:
       dead_.emplace(ref.incarnation, report_number_ + 1);
       LoseMember(ref.slice, slice, ref.index, "it was started again", now);
@@ -366,7 +367,8 @@ void HolderLease::OnTick(TimeNs now) {
         if (!member.up) continue;
         if (now - member.last_heard > times_.lease) {
           LoseMember(ref, slice, static_cast<int>(i),
-                     absl::StrCat("nothing was heard of it for ", (now - member.last_heard) / kMillisecond, " ms"), now);
+                     absl::StrCat("nothing was heard of it for ", (now - member.last_heard) / kMillisecond, " ms"),
+                     now);
           continue;
         }
         if (member.connected &&

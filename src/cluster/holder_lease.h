@@ -143,10 +143,10 @@ class HolderLease {
     bool up = false;         // welcomed once
     bool connected = false;  // welcomed on the present connection
     bool heartbeat_due = false;
-    bool lost = false;       // this incarnation never returns under this grant
+    bool lost = false;  // this incarnation never returns under this grant
     std::string draining;
     TimeNs last_heard = 0;
-    TimeNs last_sent = 0;    // heartbeat
+    TimeNs last_sent = 0;  // heartbeat
     int64_t echo_ns = 0;
     uint64_t heartbeat_number = 0;
   };

@@ -151,7 +151,7 @@ TEST_F(HolderLeaseTest, OfManySlicesTheNextTickTells) {
   lease_.OnRmConnected(now_);
   lease_.OnRmConnected(now_);
   EXPECT_EQ(sink_.reports.size(), reports + 2);
-  lease_.Request({"cpu:2x4"}, now_);   // one too many
+  lease_.Request({"cpu:2x4"}, now_);  // one too many
   reports = sink_.reports.size();
   lease_.OnRmConnected(now_);
   lease_.OnRmConnected(now_);
@@ -178,8 +178,8 @@ TEST_F(HolderLeaseTest, AMembersFirstHeartbeatLeavesAtOnce) {
 
 TEST_F(HolderLeaseTest, AFleetOfMoreDevicesThanThereCanBeIsNotBelieved) {
   lease_.Request({}, now_);
-  for (const auto& [slices, workers, devices] : {std::tuple{0, 2, 4}, {2, -1, 4}, {2, 2, limits::kDevicesMax},
-                                                  {40'000, 40'000, 1}, {65'536, 65'536, 65'536}}) {
+  for (const auto& [slices, workers, devices] :
+       {std::tuple{0, 2, 4}, {2, -1, 4}, {2, 2, limits::kDevicesMax}, {40'000, 40'000, 1}, {65'536, 65'536, 65'536}}) {
     HolderUpdate update = Update();
     update.set_slice_count(slices);
     update.set_workers_per_slice(workers);
@@ -230,8 +230,9 @@ TEST_F(HolderLeaseTest, RefusedConnectionIsDeathAtOnce) {
   BindAndUp();
   lease_.OnMemberRefused(sink_.refs[0], now_);
   EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11"));
-  EXPECT_EQ(sink_.loss, "slice 0 (ps0) lost worker w11 on h (i11): its process has ended (connection refused); "
-                        "its log there: /logs/w.log");
+  EXPECT_EQ(sink_.loss,
+            "slice 0 (ps0) lost worker w11 on h (i11): its process has ended (connection refused); "
+            "its log there: /logs/w.log");
   EXPECT_THAT(sink_.reports.back().dead(), ElementsAre(11));
   EXPECT_THAT(sink_.reports.back().requests(0).slices(0).members(), ElementsAre(0, 12));
   Pass(times_.heartbeat);  // the other one goes on
@@ -289,9 +290,9 @@ TEST_F(HolderLeaseTest, ALifeThatWasLostAndReplacedNeverReturnsUnderTheGrant) {
   EXPECT_THAT(sink_.Take(), IsEmpty());
   EXPECT_THAT(sink_.reports.back().requests(0).slices(0).members(), ElementsAre(11, 22));
   Bind(MakeGrant(2), {11, 12});  // another grant, another stream
-  EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11", "disconnect i22", "lost i22",
-                                        "slice lost 0 ps0/g1.1", "bound 0 ps0/g1.2 x2", "connect i11 h:11",
-                                        "connect i12 h:12"));
+  EXPECT_THAT(sink_.Take(),
+              ElementsAre("disconnect i11", "lost i11", "disconnect i22", "lost i22", "slice lost 0 ps0/g1.1",
+                          "bound 0 ps0/g1.2 x2", "connect i11 h:11", "connect i12 h:12"));
 }
 
 TEST_F(HolderLeaseTest, VacantPlaceSaysNothingAboutAWorkerThatWeHear) {
@@ -330,17 +331,17 @@ TEST_F(HolderLeaseTest, UnsettledRmEndsNothing) {
   update.add_requests()->set_id(request_);
   update.mutable_requests(0)->add_slices();
   lease_.OnUpdate(update, now_);
-  EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11", "disconnect i12", "lost i12",
-                                        "slice lost 0 ps0/g1.1"));
+  EXPECT_THAT(sink_.Take(),
+              ElementsAre("disconnect i11", "lost i11", "disconnect i12", "lost i12", "slice lost 0 ps0/g1.1"));
   EXPECT_FALSE(sink_.reports.back().requests(0).slices(0).has_grant());  // and stays in the queue
 }
 
 TEST_F(HolderLeaseTest, OldTermAndOldGrantAreIgnored) {
   BindAndUp();
   Bind(MakeGrant(2, 1), {21, 22});
-  EXPECT_THAT(sink_.Take(), ElementsAre("disconnect i11", "lost i11", "disconnect i12", "lost i12",
-                                        "slice lost 0 ps0/g1.1", "bound 0 ps1/g1.2 x2", "connect i21 h:21",
-                                        "connect i22 h:22"));
+  EXPECT_THAT(sink_.Take(),
+              ElementsAre("disconnect i11", "lost i11", "disconnect i12", "lost i12", "slice lost 0 ps0/g1.1",
+                          "bound 0 ps1/g1.2 x2", "connect i21 h:21", "connect i22 h:22"));
   Bind(MakeGrant(1), {11, 12});
   EXPECT_THAT(sink_.Take(), IsEmpty());
   lease_.OnUpdate(Update(kTerm2), now_);

@@ -11,7 +11,10 @@ namespace {
 
 class WorkerSide final : public WorkerLeaseSink {
  public:
-  void SendReport(MemberReport report) override { LB_CHECK(report.number() > last_report_number); last_report_number = report.number(); }
+  void SendReport(MemberReport report) override {
+    LB_CHECK(report.number() > last_report_number);
+    last_report_number = report.number();
+  }
   void Activated(const Grant& grant, ProxyLife) override {
     // Nobody is let in while the old holder's work goes on.
     LB_CHECK(old_work[grant.slice] == 0);
@@ -154,7 +157,10 @@ void FuzzOne(absl::string_view input) {
         }
         break;
       case 11: proxy.Release({1 + choices.Below(2), static_cast<int>(choices.Below(3))}, now); break;
-      default: worker.OnRmConnected(now); proxy.OnRmConnected(now); break;
+      default:
+        worker.OnRmConnected(now);
+        proxy.OnRmConnected(now);
+        break;
     }
   }
   proxy.OnLeaving(now);

@@ -43,10 +43,9 @@ absl::Status LeaseTimes::Validate() const {
   }
   const DurationNs least = MinLease(2, heartbeat, worst_delay);
   if (lease < least) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a lease of ", lease / kMillisecond, " ms is too short for a heartbeat of ",
-                     heartbeat / kMillisecond, " ms: two lost heartbeats would end it; use at least ",
-                     least / kMillisecond + 1, " ms"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a lease of ", lease / kMillisecond, " ms is too short for a heartbeat of ", heartbeat / kMillisecond,
+        " ms: two lost heartbeats would end it; use at least ", least / kMillisecond + 1, " ms"));
   }
   return absl::OkStatus();
 }

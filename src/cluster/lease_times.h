@@ -10,12 +10,12 @@
 namespace landbridge {
 
 struct LeaseTimes {
-  DurationNs heartbeat = limits::kHeartbeatDefault;        // H: holder -> worker, and both -> RM
-  DurationNs lease = limits::kLeaseDefault;                // L: a worker fences itself after this silence
-  DurationNs worst_delay = limits::kWorstDelayDefault;     // D: of one message, with a stall of a process
-  DurationNs reconnect = limits::kReconnectBackoffMax;     // B: longest pause between attempts to connect
-  DurationNs old_work = limits::kOldWorkDefault;           // a worker waits so long for fenced work before it restarts
-  DurationNs remainder = limits::kBrokenSliceRemainder;    // a slice without one live member stays leased so long
+  DurationNs heartbeat = limits::kHeartbeatDefault;      // H: holder -> worker, and both -> RM
+  DurationNs lease = limits::kLeaseDefault;              // L: a worker fences itself after this silence
+  DurationNs worst_delay = limits::kWorstDelayDefault;   // D: of one message, with a stall of a process
+  DurationNs reconnect = limits::kReconnectBackoffMax;   // B: longest pause between attempts to connect
+  DurationNs old_work = limits::kOldWorkDefault;         // a worker waits so long for fenced work before it restarts
+  DurationNs remainder = limits::kBrokenSliceRemainder;  // a slice without one live member stays leased so long
 
   // INVALID_ARGUMENT when some formula is broken; says which flag to change.
   absl::Status Validate() const;

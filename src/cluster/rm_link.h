@@ -50,8 +50,8 @@ class RmLink {
   const std::string address_;
   const Handlers handlers_;
   std::unique_ptr<Connection> connection_;
-  bool up_ = false;         // connected
-  bool greeted_ = false;    // and a frame has come: not any server that happens to listen there
+  bool up_ = false;       // connected
+  bool greeted_ = false;  // and a frame has come: not any server that happens to listen there
   std::string trouble_ = "not tried yet";
   DurationNs backoff_;
   Loop::TimerId retry_ = 0;

@@ -13,15 +13,16 @@ std::vector<std::string> FuzzSeeds() {
   Heartbeat heartbeat;
   heartbeat.set_number(1);
   heartbeat.set_sent_ns(5);
-  const std::string frame = JoinControlFrame(1, 2, kControlFrameReports,
-                                             {report.SerializeAsString(), report.SerializeAsString()},
-                                             heartbeat.SerializeAsString());
+  const std::string frame =
+      JoinControlFrame(1, 2, kControlFrameReports, {report.SerializeAsString(), report.SerializeAsString()},
+                       heartbeat.SerializeAsString());
   const std::string again = JoinControlFrame(2, 1, kControlFrameReports, {report.SerializeAsString()}, "");
   const std::string zero(1, '\0');
   const std::string push = "\x01\x02", resume = "\x03" + zero, take = "\x02";
-  return {resume + push + push + take + zero + WithLength(frame) + zero + WithLength(again),
-          "\x04" + WithLength(std::string(10'000, '[')),
-          "\x04" + WithLength(R"({"what": "log_level", "level": "info"})") + "\x04" + WithLength(R"({"what": "version"})")};
+  return {
+      resume + push + push + take + zero + WithLength(frame) + zero + WithLength(again),
+      "\x04" + WithLength(std::string(10'000, '[')),
+      "\x04" + WithLength(R"({"what": "log_level", "level": "info"})") + "\x04" + WithLength(R"({"what": "version"})")};
 }
 
 void FuzzOne(absl::string_view input) {

@@ -14,9 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-void Push(StreamSender<std::string>& sender, std::string text) {
-  ASSERT_TRUE(sender.TryPush(text, text.size()));
-}
+void Push(StreamSender<std::string>& sender, std::string text) { ASSERT_TRUE(sender.TryPush(text, text.size())); }
 
 TEST(StreamSender, NothingLeavesBeforeTheHandshake) {
   StreamSender<std::string> sender;

@@ -28,9 +28,7 @@ class WorkerAgent::Impl : public WorkerLeaseSink {
     link_.Start();
   }
 
-  void SendReport(MemberReport report) override {
-    link_.Send(kFrameMemberReport, report.SerializeAsString());
-  }
+  void SendReport(MemberReport report) override { link_.Send(kFrameMemberReport, report.SerializeAsString()); }
   void Activated(const Grant& grant, ProxyLife holder) override {
     LogInfo("lease ", grant.ToString(), " is active for proxy ", holder.ToString());
     if (callbacks_.on_activated) pending_.Add([this, grant, holder] { callbacks_.on_activated(grant, holder); });

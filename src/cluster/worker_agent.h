@@ -17,15 +17,15 @@ namespace landbridge {
 class WorkerAgent {
  public:
   struct Callbacks {
-    std::function<void(const Grant&, ProxyLife holder)> on_activated;               // optional
-    std::function<void(const Grant&, const absl::Status& why)> on_fence;            // then call OldWorkEnded(slice)
-    std::function<void(const std::string& why)> on_restart;                         // exit the process soon
-    std::function<void(PhysicalSliceId slice, int index)> on_placed;                // optional
+    std::function<void(const Grant&, ProxyLife holder)> on_activated;     // optional
+    std::function<void(const Grant&, const absl::Status& why)> on_fence;  // then call OldWorkEnded(slice)
+    std::function<void(const std::string& why)> on_restart;               // exit the process soon
+    std::function<void(PhysicalSliceId slice, int index)> on_placed;      // optional
   };
   struct Options {
     std::string rm_address;
     Incarnation incarnation;
-    WorkerInfo info;       // version is filled in
+    WorkerInfo info;  // version is filled in
     LeaseTimes times;
   };
 

@@ -19,8 +19,8 @@ void WorkerLease::Observe(TimeNs now) {
       FenceSlice(state,
                  absl::DataLossError(absl::StrCat(
                      "the lease of ", slice.ToString(), " ended: ",
-                     state.held->renewed ? absl::StrCat("no heartbeat of its proxy (", state.held->holder.ToString(), ") for ",
-                                                        times_.lease / kMillisecond, " ms")
+                     state.held->renewed ? absl::StrCat("no heartbeat of its proxy (", state.held->holder.ToString(),
+                                                        ") for ", times_.lease / kMillisecond, " ms")
                                          : absl::StrCat("its proxy (", state.held->holder.ToString(), ") never came"))),
                  now);
     }
@@ -99,7 +99,8 @@ void WorkerLease::OnUpdate(const MemberUpdate& update, TimeNs now) {
     state.bar = std::max(state.bar, number);
     if (state.held.has_value() && state.held->grant.number <= number) {
       FenceSlice(state,
-                 absl::DataLossError(absl::StrCat("the resource manager ended the lease of ", it->first.ToString())), now);
+                 absl::DataLossError(absl::StrCat("the resource manager ended the lease of ", it->first.ToString())),
+                 now);
     }
   }
   if (update.placed() && (!placed_ || slice_.value() != update.slice() || index_ != update.index())) {
@@ -150,9 +151,9 @@ ControlWelcome WorkerLease::OnHello(const ControlHello& hello, TimeNs now) {
     return welcome;
   };
   if (hello.version() != info_.version()) {
-    return refuse(ControlWelcome::VERSION,
-                  absl::StrCat("the proxy has version ", hello.version().substr(0, 64), ", worker ", info_.name(), " has version ",
-                               info_.version(), ": all processes of a cluster must come from one build"));
+    return refuse(ControlWelcome::VERSION, absl::StrCat("the proxy has version ", hello.version().substr(0, 64),
+                                                        ", worker ", info_.name(), " has version ", info_.version(),
+                                                        ": all processes of a cluster must come from one build"));
   }
   if (hello.incarnation() != self_.value()) {
     return refuse(ControlWelcome::INCARNATION,
@@ -175,7 +176,8 @@ ControlWelcome WorkerLease::OnHello(const ControlHello& hello, TimeNs now) {
     }
   }
   if (grant.number > bar) return refuse(ControlWelcome::NOT_YET, "this worker has not got that grant yet");
-  return refuse(ControlWelcome::FENCED, absl::StrCat("the lease ", grant.ToString(), " has ended at worker ", info_.name()));
+  return refuse(ControlWelcome::FENCED,
+                absl::StrCat("the lease ", grant.ToString(), " has ended at worker ", info_.name()));
 }
 
 bool WorkerLease::OnHolderHeartbeat(const Grant& grant, int64_t echo_ns, TimeNs now) {

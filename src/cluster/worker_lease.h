@@ -94,9 +94,9 @@ class WorkerLease {
     TimeNs deadline = 0;
   };
   struct SliceState {
-    GrantNumber bar;               // highest number ever accepted or revoked here
+    GrantNumber bar;  // highest number ever accepted or revoked here
     std::optional<Held> held;
-    int old_work = 0;              // fences not yet answered by OnOldWorkEnded
+    int old_work = 0;  // fences not yet answered by OnOldWorkEnded
     TimeNs old_work_since = 0;
   };
 

@@ -42,9 +42,7 @@ class Recorder : public WorkerLeaseSink {
 
 class WorkerLeaseTest : public ::testing::Test {
  protected:
-  WorkerLeaseTest() : lease_(Incarnation(7), Info(), times_, &sink_) {
-    lease_.OnRmConnected(now_);
-  }
+  WorkerLeaseTest() : lease_(Incarnation(7), Info(), times_, &sink_) { lease_.OnRmConnected(now_); }
   static WorkerInfo Info() {
     WorkerInfo info;
     info.set_version("1.0");

@@ -32,8 +32,7 @@ std::string WorkerStream::HeartbeatFrame(const Heartbeat& heartbeat) {
   return JoinControlFrame(0, receiver_.applied(), kControlFrameOps, {}, heartbeat.SerializeAsString());
 }
 
-absl::Status WorkerStream::OnFrame(absl::string_view payload,
-                                   const std::function<void(const Heartbeat&)>& on_heartbeat,
+absl::Status WorkerStream::OnFrame(absl::string_view payload, const std::function<void(const Heartbeat&)>& on_heartbeat,
                                    const std::function<void(const WorkerReport&)>& on_report) {
   ControlFrame frame;
   if (!frame.ParseFromArray(payload.data(), static_cast<int>(payload.size())) || frame.ops_size() != 0) {

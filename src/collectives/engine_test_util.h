@@ -119,7 +119,8 @@ class TestWorkers {
         for (const CollectiveTensor& tensor : workers.program_->steps()[Index(op)].results) {
           results[Index(d)].emplace_back(static_cast<size_t>(tensor.bytes), '\xee');
         }
-        for (std::string& result : results[Index(d)]) call.results.push_back(reinterpret_cast<std::byte*>(result.data()));
+        for (std::string& result : results[Index(d)])
+          call.results.push_back(reinterpret_cast<std::byte*>(result.data()));
         call.done = [this, d](const absl::Status& status) {
           statuses[Index(d)] = status;
           left_.DecrementCount();

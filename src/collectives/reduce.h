@@ -12,7 +12,9 @@
 namespace landbridge {
 
 // Bytes of `elements` in device memory: packed types end at a byte.
-inline int64_t BytesOfElements(DType dtype, int64_t elements) { return PackedBytes(elements, DeviceElementBits(dtype)); }
+inline int64_t BytesOfElements(DType dtype, int64_t elements) {
+  return PackedBytes(elements, DeviceElementBits(dtype));
+}
 
 // UNIMPLEMENTED naming both where there is no such reduction (and, or, xor of floats; an order of complex numbers).
 absl::Status CheckReduction(DType dtype, CollectiveOp::Reduction reduction);

@@ -172,7 +172,7 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
       threads.emplace_back([&, d] {
         const auto i = static_cast<size_t>(d);
         auto result = Value(compiled.single->ExecuteOnDevice(client_->devices()[i].handle, arguments[i],
-                                                    {.launch_id = launch_id + worker_of_device[i]}));
+                                                             {.launch_id = launch_id + worker_of_device[i]}));
         const absl::Status done = result.done.Await();
         EXPECT_TRUE(done.ok()) << done;
         if (done.ok()) results[i] = Download(result.outputs[0]);
@@ -207,7 +207,7 @@ TEST_F(SplitProgramTest, AnAbortedLaunchEndsOnAllDevices) {
       pjrt::Buffer input = Upload(inputs[static_cast<size_t>(d)], d);
       pjrt::Buffer* argument = &input;
       auto result = compiled.single->ExecuteOnDevice(client_->devices()[static_cast<size_t>(d)].handle,
-                                            absl::MakeConstSpan(&argument, 1), {.launch_id = 2000});
+                                                     absl::MakeConstSpan(&argument, 1), {.launch_id = 2000});
       const absl::Status status = result.ok() ? result->done.Await() : result.status();
       EXPECT_THAT(std::string(status.message()), testing::HasSubstr("worker 1 was lost"));
       failed.DecrementCount();

@@ -115,23 +115,23 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ChildProcessOptions& opti
   ChildProcess child(pid, sockets[0], options);
   FrameChannel channel(child.fd_, child.fd_, child.stop_fd_);
   absl::StatusOr<std::string> frame = channel.Read(MonotonicNow() + limits::kCompilerStartTimeMax);
-  const std::string log =
-      options.log_path.empty() ? std::string() : absl::StrCat("; its log is ", options.log_path);
+  const std::string log = options.log_path.empty() ? std::string() : absl::StrCat("; its log is ", options.log_path);
   if (!frame.ok()) {
     if (absl::IsCancelled(frame.status())) return frame.status();
     bool ignored = false;
     bool late = absl::IsAborted(frame.status());
     std::string end = child.Bury(/*at_once=*/late, &ignored);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the compiler process ", late ? "was not ready in time" : absl::StrCat("ended while it started: it ", end), log));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the compiler process ",
+                     late ? "was not ready in time" : absl::StrCat("ended while it started: it ", end), log));
   }
   if (!child.greeting_.ParseFromString(*frame) || child.greeting_.protocol_version() != 1) {
     return absl::FailedPreconditionError(
         absl::StrCat(options.binary, " speaks another protocol; install proxy and compiler of one version", log));
   }
   if (child.greeting_.error_code() != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("the compiler process cannot work: ",
-                                                      FilterForeignText(child.greeting_.error_message()), log));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the compiler process cannot work: ", FilterForeignText(child.greeting_.error_message()), log));
   }
   return child;
 }

@@ -93,8 +93,9 @@ class CompileService::Impl {
       refused = absl::InvalidArgumentError("test faults are not enabled in this compile service");
     }
     if (refused.ok() && request.program.size() > limits::kCompileFrameBytesMax / 2) {
-      refused = absl::InvalidArgumentError(absl::StrCat("a program of ", request.program.size(),
-                                                        " bytes is too large to compile; pass large constants as arguments"));
+      refused =
+          absl::InvalidArgumentError(absl::StrCat("a program of ", request.program.size(),
+                                                  " bytes is too large to compile; pass large constants as arguments"));
     }
     if (!refused.ok()) {
       callback(refused);
@@ -211,7 +212,8 @@ class CompileService::Impl {
   }
 
   std::string LogPath(int index) const {
-    return options_.log_dir.empty() ? std::string() : absl::StrCat(options_.log_dir, "/landbridge-compiler-", index, ".log");
+    return options_.log_dir.empty() ? std::string()
+                                    : absl::StrCat(options_.log_dir, "/landbridge-compiler-", index, ".log");
   }
 
   absl::Status EnsureChild(int index, std::optional<ChildProcess>& child) {

@@ -36,21 +36,21 @@ using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
 struct CompileServiceOptions {
   std::string compiler_binary;  // empty: landbridge-compiler beside this process's own executable
   std::string plugin_path;
-  int child_count = 2;          // compiles at one time
+  int child_count = 2;  // compiles at one time
   DurationNs time_limit = limits::kCompileTimeDefault;
-  int64_t memory_limit_bytes = 0;           // RLIMIT_DATA of a child; 0: none
+  int64_t memory_limit_bytes = 0;  // RLIMIT_DATA of a child; 0: none
   size_t cache_bytes_max = limits::kCompileCacheBytesDefault;
   DurationNs negative_cache_time = limits::kCompileNegativeCacheTime;
-  std::string log_dir;          // children write landbridge-compiler-N.log there; empty: share our standard error
-  std::vector<std::string> environment;     // "NAME=value" added to ours, e.g. XLA_FLAGS of --xla_* flags
+  std::string log_dir;  // children write landbridge-compiler-N.log there; empty: share our standard error
+  std::vector<std::string> environment;  // "NAME=value" added to ours, e.g. XLA_FLAGS of --xla_* flags
   bool enable_test_faults = false;
 };
 
 struct CompileServiceStats {
-  uint64_t compiles = 0;        // sent to a child
-  uint64_t cache_hits = 0;      // answered from memory, or joined to a compile under way
-  uint64_t failures = 0;        // the plugin refused
-  uint64_t child_deaths = 0;    // crash, time limit, memory
+  uint64_t compiles = 0;      // sent to a child
+  uint64_t cache_hits = 0;    // answered from memory, or joined to a compile under way
+  uint64_t failures = 0;      // the plugin refused
+  uint64_t child_deaths = 0;  // crash, time limit, memory
   uint64_t cache_bytes = 0;
   uint64_t queued = 0;
   uint64_t running = 0;

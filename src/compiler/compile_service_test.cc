@@ -103,9 +103,9 @@ class CompileServiceTest : public testing::Test {
   }
 
   static Buffer Upload(const std::vector<float>& values, size_t device) {
-    auto result = Value(client_->BufferFromHost(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, {},
-                                                *client_->devices()[device].default_memory,
-                                                HostSemantics::kOnlyDuringCall));
+    auto result =
+        Value(client_->BufferFromHost(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, {},
+                                      *client_->devices()[device].default_memory, HostSemantics::kOnlyDuringCall));
     return std::move(result.buffer);
   }
   static std::vector<float> Download(const Buffer& buffer) {
@@ -153,8 +153,8 @@ TEST_F(CompileServiceTest, OneDeviceProgramRunsAnywhere) {
     Buffer a = Upload({1, 2, 3, 4}, d);
     Buffer b = Upload({10, 20, 30, 40}, d);
     Buffer* arguments[] = {&a, &b};
-    auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[d].handle, arguments,
-                                                           {.launch_id = NextLaunch()}));
+    auto result =
+        Value(loaded.executable->ExecuteOnDevice(client_->devices()[d].handle, arguments, {.launch_id = NextLaunch()}));
     EXPECT_THAT(Download(result.outputs[0]), ElementsAre(11, 22, 33, 44));
   }
 }
@@ -169,8 +169,8 @@ TEST_F(CompileServiceTest, MatmulHasFlops) {
   auto left = Value(client_->BufferFromHost(a, DType::kF32, {2, 3}, {}, memory, HostSemantics::kOnlyDuringCall));
   auto right = Value(client_->BufferFromHost(b, DType::kF32, {3, 2}, {}, memory, HostSemantics::kOnlyDuringCall));
   Buffer* arguments[] = {&left.buffer, &right.buffer};
-  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments,
-                                                         {.launch_id = NextLaunch()}));
+  auto result =
+      Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments, {.launch_id = NextLaunch()}));
   EXPECT_THAT(Download(result.outputs[0]), ElementsAre(4, 5, 10, 11));
 }
 
@@ -187,7 +187,8 @@ TEST_F(CompileServiceTest, FourDevicesInAnyOrder) {
     std::vector<Buffer*> pointers;
     std::vector<absl::Span<Buffer* const>> lists;
     for (size_t i = 0; i < 4; ++i) {
-      shards.push_back(Upload({static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, static_cast<size_t>(order[i])));
+      shards.push_back(
+          Upload({static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, static_cast<size_t>(order[i])));
     }
     for (Buffer& shard : shards) pointers.push_back(&shard);
     for (size_t i = 0; i < 4; ++i) lists.push_back(absl::MakeConstSpan(&pointers[i], 1));
@@ -227,15 +228,16 @@ TEST_F(CompileServiceTest, DonationIsKnownAndHappens) {
   LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {1}));
   Buffer input = Upload(std::vector<float>(4096, 3.0f), 1);
   Buffer* arguments[] = {&input};
-  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[1].handle, arguments,
-                                                         {.launch_id = NextLaunch()}));
+  auto result =
+      Value(loaded.executable->ExecuteOnDevice(client_->devices()[1].handle, arguments, {.launch_id = NextLaunch()}));
   EXPECT_EQ(Download(result.outputs[0])[17], 6.0f);
   EXPECT_TRUE(input.IsDeleted());
 }
 
 TEST_F(CompileServiceTest, MoreDevicesThanTheWarmClientHas) {
   std::string program = absl::StrReplaceAll(
-      pjrt::kShardedProgram, {{"num_partitions = 4", "num_partitions = 16"}, {"\"d\"=4", "\"d\"=16"}, {"8xf32", "32xf32"}});
+      pjrt::kShardedProgram,
+      {{"num_partitions = 4", "num_partitions = 16"}, {"\"d\"=4", "\"d\"=16"}, {"8xf32", "32xf32"}});
   auto result = Value(CompileNow(*service_, Request(program, 16)));
   EXPECT_EQ(result->info.num_devices(), 16);
   EXPECT_EQ(LoadEnvelope(*client_, result->envelope, {0, 1, 2, 3}).status().code(), absl::StatusCode::kInvalidArgument);
@@ -243,7 +245,8 @@ TEST_F(CompileServiceTest, MoreDevicesThanTheWarmClientHas) {
 
 TEST_F(CompileServiceTest, LoadRefusesBadPlacements) {
   auto program = Value(CompileNow(*service_, Request(pjrt::kPsumProgram, 4)));
-  for (const std::vector<int>& bad : {std::vector<int>{}, {0, 1, 2}, {0, 1, 2, 2}, {0, 1, 2, 4}, {-1, 0, 1, 2}, {0, 1, 2, 3, 0}}) {
+  for (const std::vector<int>& bad :
+       {std::vector<int>{}, {0, 1, 2}, {0, 1, 2, 2}, {0, 1, 2, 4}, {-1, 0, 1, 2}, {0, 1, 2, 3, 0}}) {
     auto loaded = LoadEnvelope(*client_, program->envelope, bad);
     EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(loaded.status().message()), HasSubstr("jit_psum"));
@@ -280,8 +283,8 @@ TEST_F(CompileServiceTest, VirtualComputeCompilesAndShips) {
   LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
   Buffer input = Upload(std::vector<float>(2048, 3.0f), 0);
   Buffer* arguments[] = {&input};
-  auto result = Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments,
-                                                         {.launch_id = NextLaunch()}));
+  auto result =
+      Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments, {.launch_id = NextLaunch()}));
   EXPECT_EQ(Download(result.outputs[0])[2047], 6.0f);
 }
 
@@ -293,10 +296,13 @@ TEST_F(CompileServiceTest, CacheAndJoining) {
     CompileRequest request = Request(pjrt::kPsumProgram, 4);
     // Other devices each time: they do not count.
     xla::CompileOptionsProto options = pjrt::TestCompileOptions(4);
-    options.mutable_executable_build_options()->mutable_device_assignment()->mutable_computation_devices(0)
+    options.mutable_executable_build_options()
+        ->mutable_device_assignment()
+        ->mutable_computation_devices(0)
         ->set_replica_device_ids(0, 100 + i);
     request.compile_options = options.SerializeAsString();
-    service->Compile(std::move(request), [&, i](CompileResult result) { promises[static_cast<size_t>(i)].set_value(std::move(result)); });
+    service->Compile(std::move(request),
+                     [&, i](CompileResult result) { promises[static_cast<size_t>(i)].set_value(std::move(result)); });
   }
   std::set<const CompiledProgram*> distinct;
   for (auto& promise : promises) distinct.insert(Value(promise.get_future().get()).get());
@@ -489,7 +495,8 @@ TEST_F(CompileServiceTest, SplitProgramsRunOnSeveralWorkers) {
       auto result = Value(program.executable->ExecuteOnDevice(
           client_->devices()[i].handle, absl::MakeConstSpan(&argument, 1), {.launch_id = 500 + d / 2}));
       EXPECT_TRUE(result.done.Await().ok());
-      EXPECT_THAT(Download(result.outputs[0]), ElementsAre(4.0f * static_cast<float>(d), 4.0f * static_cast<float>(d) + 2));
+      EXPECT_THAT(Download(result.outputs[0]),
+                  ElementsAre(4.0f * static_cast<float>(d), 4.0f * static_cast<float>(d) + 2));
       EXPECT_THAT(Download(result.outputs[1]), ElementsAre(28.0f));
     });
   }

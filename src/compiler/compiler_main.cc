@@ -34,7 +34,8 @@ int main(int argc, char** argv) {
       known = false;
     }
     if (!known) {
-      std::fprintf(stderr, "landbridge-compiler: bad flag %s; it is started by landbridge-proxy, not by hand\n", argv[i]);
+      std::fprintf(stderr, "landbridge-compiler: bad flag %s; it is started by landbridge-proxy, not by hand\n",
+                   argv[i]);
       return 2;
     }
   }

@@ -20,9 +20,10 @@ constexpr uint64_t kMagic = 0x4558'4542'5244'4e4c;  // "LNDRBEXE"
 
 // What compilers generate code for; the rest of the kernel's list describes the machine, not its instructions.
 constexpr absl::string_view kInstructionSets[] = {
-    "abm",   "adx",   "aes",   "amx",      "avx",  "bmi",    "clflushopt", "clwb",   "cx16",      "f16c", "fma",
-    "fsgsbase", "gfni", "lahf_lm", "movbe", "movdir", "pclmul", "popcnt", "rdrand", "rdseed", "serialize", "sha_ni",
-    "sse",   "ssse",  "vaes",  "vpclmul",  "xop",  "xsave",  "3dnowprefetch", "pni", "fp",    "asimd", "sve"};
+    "abm",    "adx",           "aes",       "amx",    "avx",     "bmi",   "clflushopt", "clwb",    "cx16",
+    "f16c",   "fma",           "fsgsbase",  "gfni",   "lahf_lm", "movbe", "movdir",     "pclmul",  "popcnt",
+    "rdrand", "rdseed",        "serialize", "sha_ni", "sse",     "ssse",  "vaes",       "vpclmul", "xop",
+    "xsave",  "3dnowprefetch", "pni",       "fp",     "asimd",   "sve"};
 
 struct CpuInfo {
   std::string model;
@@ -100,7 +101,8 @@ absl::StatusOr<ExecutableBody> OpenEnvelope(absl::string_view bytes, const HostI
     return Refuse(absl::StrCat("its envelope has format ", envelope.format_version(), ", this build reads ",
                                kEnvelopeFormatVersion, "; run the same version everywhere"));
   }
-  if (Sha256Raw(envelope.body()) != envelope.body_sha256()) return Refuse("its checksum does not match: the bytes are corrupt");
+  if (Sha256Raw(envelope.body()) != envelope.body_sha256())
+    return Refuse("its checksum does not match: the bytes are corrupt");
   ExecutableBody body;
   if (!body.ParseFromString(envelope.body())) return Refuse("its content does not parse");
   if (body.format_version() != kEnvelopeFormatVersion) {
@@ -108,7 +110,8 @@ absl::StatusOr<ExecutableBody> OpenEnvelope(absl::string_view bytes, const HostI
   }
   if (body.serialized().empty()) return Refuse("it holds no code");
   if (body.platform() != identity.platform) {
-    return Refuse(absl::StrCat("it was compiled for platform '", body.platform(), "', this worker has '", identity.platform, "'"));
+    return Refuse(absl::StrCat("it was compiled for platform '", body.platform(), "', this worker has '",
+                               identity.platform, "'"));
   }
   if (body.plugin_sha256() != identity.plugin_sha256) {
     return Refuse(absl::StrCat("it was compiled with another build of the plugin (", Short(body.plugin_sha256()),

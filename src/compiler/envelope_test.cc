@@ -80,7 +80,8 @@ TEST(Envelope, ForeignOnesAreRefusedByName) {
   ExecutableEnvelope envelope;
   ASSERT_TRUE(envelope.ParseFromString(Sealed()));
   envelope.set_format_version(kEnvelopeFormatVersion + 1);
-  EXPECT_THAT(Refusal(envelope.SerializeAsString(), Identity()), HasSubstr(absl::StrCat("format ", kEnvelopeFormatVersion + 1)));
+  EXPECT_THAT(Refusal(envelope.SerializeAsString(), Identity()),
+              HasSubstr(absl::StrCat("format ", kEnvelopeFormatVersion + 1)));
   EXPECT_THAT(Refusal(SealEnvelope(ExecutableBody(), Identity()), Identity()), HasSubstr("no code"));
 }
 

@@ -10,7 +10,8 @@ namespace landbridge {
 
 absl::Status FromCompileError(const absl::Status& status, absl::string_view context) {
   if (status.ok()) return status;
-  constexpr absl::string_view kMarks[] = {"No FFI handler registered for ", "No registered implementation for custom call to "};
+  constexpr absl::string_view kMarks[] = {"No FFI handler registered for ",
+                                          "No registered implementation for custom call to "};
   for (absl::string_view mark : kMarks) {
     size_t at = status.message().find(mark);
     if (at == absl::string_view::npos) continue;
@@ -25,7 +26,8 @@ absl::Status FromCompileError(const absl::Status& status, absl::string_view cont
   if (status.message().size() > limits::kCompileErrorBytesMax) {
     // The plugin quotes whole programs at times.
     return FromPluginError(
-        absl::Status(status.code(), absl::StrCat(status.message().substr(0, limits::kCompileErrorBytesMax), " ... (cut)")),
+        absl::Status(status.code(),
+                     absl::StrCat(status.message().substr(0, limits::kCompileErrorBytesMax), " ... (cut)")),
         context);
   }
   return FromPluginError(status, context);

@@ -77,8 +77,8 @@ absl::Status FrameChannel::ReadAll(char* data, size_t size, TimeNs deadline) {
 
 absl::Status FrameChannel::Write(absl::string_view payload, TimeNs deadline) {
   if (payload.size() > limits::kCompileFrameBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a frame of ", payload.size(), " bytes exceeds the limit of ",
-                                                   limits::kCompileFrameBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of ", payload.size(), " bytes exceeds the limit of ", limits::kCompileFrameBytesMax));
   }
   uint64_t length = payload.size();
   LB_RETURN_IF_ERROR(WriteAll(reinterpret_cast<const char*>(&length), sizeof(length), deadline));
@@ -89,8 +89,8 @@ absl::StatusOr<std::string> FrameChannel::Read(TimeNs deadline) {
   uint64_t length = 0;
   LB_RETURN_IF_ERROR(ReadAll(reinterpret_cast<char*>(&length), sizeof(length), deadline));
   if (length > limits::kCompileFrameBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a frame announces ", length, " bytes, the limit is ",
-                                                   limits::kCompileFrameBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame announces ", length, " bytes, the limit is ", limits::kCompileFrameBytesMax));
   }
   std::string payload;
   while (payload.size() < length) {

@@ -16,8 +16,8 @@ namespace landbridge {
 
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
                                            absl::Span<const int> device_ordinals) {
-  LB_ASSIGN_OR_RETURN(ExecutableBody body, OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(),
-                                                                                        client.platform_name())));
+  LB_ASSIGN_OR_RETURN(ExecutableBody body,
+                      OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(), client.platform_name())));
   LoadedProgram program;
   program.info = std::move(*body.mutable_info());
   const ExecutableInfo& info = program.info;

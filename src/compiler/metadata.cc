@@ -29,8 +29,8 @@ bool IsXlaInternal(absl::string_view target) {
 absl::Status DescribeTensor(const xla::ShapeProto& shape, const Sharding& sharding, int num_devices, TensorInfo& info) {
   std::optional<DType> dtype = DTypeFromXla(static_cast<int32_t>(shape.element_type()));
   if (!dtype.has_value()) {
-    return absl::UnimplementedError(
-        absl::StrCat("the program uses element type number ", static_cast<int>(shape.element_type()), ", which is not supported"));
+    return absl::UnimplementedError(absl::StrCat("the program uses element type number ",
+                                                 static_cast<int>(shape.element_type()), ", which is not supported"));
   }
   for (bool dynamic : shape.is_dynamic_dimension()) {
     if (dynamic) return absl::UnimplementedError("programs with dynamic shapes are not supported: use static shapes");
@@ -42,7 +42,8 @@ absl::Status DescribeTensor(const xla::ShapeProto& shape, const Sharding& shardi
     info.add_device_dims(dim);
     fits = fits && dim >= 0 && !__builtin_mul_overflow(elements, dim, &elements);
   }
-  if (!fits || __builtin_mul_overflow(elements, DeviceElementBits(*dtype), &bits) || bits / 8 > limits::kArrayBytesMax) {
+  if (!fits || __builtin_mul_overflow(elements, DeviceElementBits(*dtype), &bits) ||
+      bits / 8 > limits::kArrayBytesMax) {
     return absl::InvalidArgumentError("the program has a parameter or result that is larger than any array may be");
   }
   info.set_device_bytes(bits / 8 + (bits % 8 != 0));
@@ -108,7 +109,8 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
     PreferPluginShardings(executable.OutputShardings(), facts.result_shardings);
   }
   for (size_t i = 0; i < facts.parameters.size(); ++i) {
-    LB_RETURN_IF_ERROR(DescribeTensor(facts.parameters[i], facts.parameter_shardings[i], devices, *info.add_parameters()));
+    LB_RETURN_IF_ERROR(
+        DescribeTensor(facts.parameters[i], facts.parameter_shardings[i], devices, *info.add_parameters()));
   }
   for (size_t i = 0; i < facts.results.size(); ++i) {
     LB_RETURN_IF_ERROR(DescribeTensor(facts.results[i], facts.result_shardings[i], devices, *info.add_outputs()));
@@ -116,7 +118,8 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   auto take_kinds = [](const absl::StatusOr<std::vector<std::string>>& kinds, auto* tensors) {
     if (!kinds.ok() || kinds->size() != static_cast<size_t>(tensors->size())) return;
     for (int i = 0; i < tensors->size(); ++i) {
-      if (const std::string& kind = (*kinds)[static_cast<size_t>(i)]; !kind.empty()) tensors->at(i).set_memory_kind(kind);
+      if (const std::string& kind = (*kinds)[static_cast<size_t>(i)]; !kind.empty())
+        tensors->at(i).set_memory_kind(kind);
     }
   };
   take_kinds(executable.ParameterMemoryKinds(), info.mutable_parameters());

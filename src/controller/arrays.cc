@@ -32,8 +32,8 @@ Controller::Impl::SpecPtr Controller::Impl::Share(ArraySpec spec) {
   const size_t hash = absl::HashOf(static_cast<int>(spec.dtype), spec.dims, spec.sharding->hash());
   SpecPtr& slot = specs_[hash % specs_.size()];
   if (slot != nullptr && slot->dtype == spec.dtype && slot->dims == spec.dims &&
-      (slot->sharding == spec.sharding || (slot->sharding->kind() == spec.sharding->kind() &&
-                                           *slot->sharding == *spec.sharding))) {
+      (slot->sharding == spec.sharding ||
+       (slot->sharding->kind() == spec.sharding->kind() && *slot->sharding == *spec.sharding))) {
     return slot;
   }
   slot = std::make_shared<const ArraySpec>(std::move(spec));
@@ -71,7 +71,8 @@ absl::Status Controller::Impl::ValidateHostShards(const ArraySpec& spec, const s
     for (size_t i = 0; i < host.shards.size(); ++i) {
       const uint32_t shard = host.shards[i];
       if (shard >= count || seen[shard]) {
-        return absl::InvalidArgumentError(absl::StrCat("shard ", shard, " of ", count, " is filled twice or does not exist"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("shard ", shard, " of ", count, " is filled twice or does not exist"));
       }
       seen[shard] = true;
       ++filled;
@@ -85,11 +86,12 @@ absl::Status Controller::Impl::ValidateHostShards(const ArraySpec& spec, const s
     LB_ASSIGN_OR_RETURN(int64_t bytes, StridedImageBytes(spec.dtype, first, host.byte_strides));
     if (bytes != host.image_bytes) {
       return absl::InvalidArgumentError(absl::StrCat("host buffer of ", host.image_bytes, " bytes for a shard ",
-                                                     DTypeName(spec.dtype), DimsToString(first), " of ", bytes, " bytes"));
+                                                     DTypeName(spec.dtype), DimsToString(first), " of ", bytes,
+                                                     " bytes"));
     }
     if (host.bytes != nullptr && static_cast<int64_t>(host.bytes->size()) != host.image_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("host buffer has ", host.bytes->size(), " bytes, not the announced ",
-                                                     host.image_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("host buffer has ", host.bytes->size(), " bytes, not the announced ", host.image_bytes));
     }
   }
   if (filled != count) {
@@ -200,8 +202,8 @@ absl::StatusOr<ArrayId> Controller::Impl::Assemble(SessionId session, ArraySpec 
   const SpecPtr spec = Share(std::move(spec_in));
   const Sharding& sharding = *spec->sharding;
   if (singles.size() != sharding.num_shards()) {
-    return absl::InvalidArgumentError(absl::StrCat("assemble: ", singles.size(), " arrays for a sharding over ",
-                                                   sharding.num_shards(), " devices"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("assemble: ", singles.size(), " arrays for a sharding over ", sharding.num_shards(), " devices"));
   }
   std::vector<Array*> arrays;
   bool any_error = false;
@@ -209,8 +211,8 @@ absl::StatusOr<ArrayId> Controller::Impl::Assemble(SessionId session, ArraySpec 
     LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, singles[i], "assemble"));
     const ArraySpec& have = *array->spec;
     if (have.sharding->num_shards() != 1) {
-      return absl::InvalidArgumentError(absl::StrCat("assemble: array ", i, " is ", have.sharding->ToString(),
-                                                     "; arrays of one device are needed"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("assemble: array ", i, " is ", have.sharding->ToString(), "; arrays of one device are needed"));
     }
     if (have.sharding->devices()[0] != sharding.devices()[i] || have.sharding->memory() != sharding.memory()) {
       return absl::InvalidArgumentError(absl::StrCat("assemble: array ", i, " is ", have.sharding->ToString(),
@@ -268,14 +270,13 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Disassemble(SessionId ses
   return ids;
 }
 
-absl::StatusOr<ArrayId> Controller::Impl::FullyReplicatedShard(SessionId session, ArrayId id,
-                                                               CopySemantics semantics) {
+absl::StatusOr<ArrayId> Controller::Impl::FullyReplicatedShard(SessionId session, ArrayId id, CopySemantics semantics) {
   LB_RETURN_IF_ERROR(CheckSession(session));
   LB_ASSIGN_OR_RETURN(Array * array, FindLiving(session, id, "fully replicated shard"));
   const SpecPtr spec = array->spec;
   if (!spec->sharding->IsFullyReplicated()) {
-    return absl::InvalidArgumentError(absl::StrCat("array ", id.ToString(), " is ", spec->sharding->ToString(),
-                                                   ", not fully replicated"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("array ", id.ToString(), " is ", spec->sharding->ToString(), ", not fully replicated"));
   }
   const ArrayId result = buffers_.NextId();
   if (array->form == Array::Form::kNone) {
@@ -345,8 +346,8 @@ absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Remap(SessionId session, 
       LB_ASSIGN_OR_RETURN(Dims source_dims, have.sharding->ShardDims(have.dims, source));
       LB_ASSIGN_OR_RETURN(Dims target_dims, want.sharding->ShardDims(want.dims, target));
       if (source_dims != target_dims) {
-        return absl::InvalidArgumentError(absl::StrCat("remap: shard shape ", DimsToString(source_dims), " becomes ",
-                                                       DimsToString(target_dims)));
+        return absl::InvalidArgumentError(
+            absl::StrCat("remap: shard shape ", DimsToString(source_dims), " becomes ", DimsToString(target_dims)));
       }
       used[in][source] = true;
       from[out][target] = {step.in_array, source};

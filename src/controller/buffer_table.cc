@@ -88,8 +88,7 @@ Array* BufferTable::NewView(ArrayId id, SessionId session, std::shared_ptr<const
   return array;
 }
 
-Array* BufferTable::NewError(ArrayId id, SessionId session, std::shared_ptr<const ArraySpec> spec,
-                             absl::Status error) {
+Array* BufferTable::NewError(ArrayId id, SessionId session, std::shared_ptr<const ArraySpec> spec, absl::Status error) {
   LB_CHECK(!error.ok());
   Array* array = NewArray(id, session, std::move(spec));
   array->error = std::move(error);
@@ -161,7 +160,8 @@ void BufferTable::FreeShard(Group* group, uint32_t index, SessionId session) {
   if (shard.life == nullptr || !shard.Is(Shard::kTold)) return;
   if (shard.Is(Shard::kOrphan)) {
     // Nobody frees it with the session.
-    if (tell_ || shard.life->up) dispatcher_->DeleteShard(shard.life, {group->id, index}, tell_ && !shard.life->up ? session : SessionId());
+    if (tell_ || shard.life->up)
+      dispatcher_->DeleteShard(shard.life, {group->id, index}, tell_ && !shard.life->up ? session : SessionId());
   } else if (tell_) {
     dispatcher_->DeleteShard(shard.life, {group->id, index}, session);
   }
@@ -209,8 +209,7 @@ void BufferTable::Let(Array* array) {
   const Array::Form form = array->form;
   array->form = Array::Form::kNone;
   switch (form) {
-    case Array::Form::kNone:
-      return;
+    case Array::Form::kNone: return;
     case Array::Form::kWhole: {
       Group* group = array->group;
       array->group = nullptr;

@@ -27,9 +27,9 @@ struct Shard {
     kDead = 8,     // deleted or donated
     kOrphan = 16,  // the worker does not know whose it is
   };
-  Life* life = nullptr;      // null: it never existed, or its worker is lost
+  Life* life = nullptr;  // null: it never existed, or its worker is lost
   absl::Status error;
-  uint32_t views = 0;        // arrays that hold this shard, not the whole group
+  uint32_t views = 0;  // arrays that hold this shard, not the whole group
   uint8_t flags = 0;
 
   bool Is(Flag flag) const { return (flags & flag) != 0; }
@@ -37,12 +37,12 @@ struct Shard {
 
 // The buffers that one operation made. Most groups have one shard: no allocation for it.
 struct Group {
-  ArrayId id;                // that made it; what workers call it
+  ArrayId id;  // that made it; what workers call it
   uint32_t count = 0;
-  uint32_t arrays = 0;       // that hold all of it
-  uint32_t views = 0;        // sum over the shards
-  uint32_t ready = 0, failed = 0, dead = 0;   // numbers of such shards
-  int64_t shard_bytes = 0;   // of the first
+  uint32_t arrays = 0;                       // that hold all of it
+  uint32_t views = 0;                        // sum over the shards
+  uint32_t ready = 0, failed = 0, dead = 0;  // numbers of such shards
+  int64_t shard_bytes = 0;                   // of the first
   Shard one;
   std::unique_ptr<Shard[]> many;
 
@@ -63,10 +63,10 @@ struct Array {
 
   SessionId session;
   std::shared_ptr<const ArraySpec> spec;
-  Group* group = nullptr;                      // kWhole, kOne
-  std::unique_ptr<std::vector<ShardRef>> many; // kMany: one per shard of the spec
-  absl::Status error;                          // of the array as a whole
-  uint32_t shard = 0;                          // kOne
+  Group* group = nullptr;                       // kWhole, kOne
+  std::unique_ptr<std::vector<ShardRef>> many;  // kMany: one per shard of the spec
+  absl::Status error;                           // of the array as a whole
+  uint32_t shard = 0;                           // kOne
   Form form = Form::kNone;
   bool deleted = false;
 
@@ -108,7 +108,7 @@ class BufferTable {
   bool Deleted(const Array& array) const;
   // Of the array, or of its first failed shard.
   absl::Status Error(const Array& array) const;
-  bool Ready(const Array& array) const;        // all shards are
+  bool Ready(const Array& array) const;  // all shards are
 
   void MarkReady(Group* group, uint32_t shard);
   // Keeps the first error; nothing if it is ready. False if nothing changed.
@@ -142,18 +142,18 @@ class BufferTable {
   };
 
   Array* NewArray(ArrayId id, SessionId session, std::shared_ptr<const ArraySpec> spec);
-  void Let(Array* array);                      // go of its buffers
+  void Let(Array* array);                        // go of its buffers
   void Settle(Group* group, SessionId session);  // free what nobody holds any more
   void FreeShard(Group* group, uint32_t shard, SessionId session);
   void FreeGroup(Group* group);
-  void Erase(ArrayId id);                      // if nothing is left of it
+  void Erase(ArrayId id);  // if nothing is left of it
 
   Dispatcher* const dispatcher_;
   uint64_t next_ = 1;
   absl::flat_hash_map<ArrayId, Entry> table_;
   size_t arrays_ = 0;
   size_t groups_ = 0;
-  bool tell_ = true;                           // workers, of deletes
+  bool tell_ = true;  // workers, of deletes
 };
 
 }  // namespace landbridge::ctl

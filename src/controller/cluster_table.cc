@@ -41,8 +41,8 @@ bool ClusterTable::Known(DeviceId device) const {
 
 absl::StatusOr<ClusterTable::Device> ClusterTable::Find(DeviceId device) const {
   if (!Known(device)) {
-    return absl::InvalidArgumentError(absl::StrCat("device ", device.value(), " does not exist; there are ",
-                                                   devices_.size(), " devices"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", device.value(), " does not exist; there are ", devices_.size(), " devices"));
   }
   return At(device);
 }

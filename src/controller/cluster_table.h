@@ -24,37 +24,37 @@ struct ParkedOp {
   WorkerOp op;
   SessionId session;
   size_t bytes = 0;
-  uint64_t order = 0;                  // of arrival: what was blocked goes back to its place
+  uint64_t order = 0;  // of arrival: what was blocked goes back to its place
 };
 
 // One life of the worker at a slot. It exists before the worker does: what is meant for a slot without a worker
 // belongs to the life to come. So nothing is ever re-addressed: what died with one life stays dead.
 struct Life {
-  int slot = 0;                        // index in ClusterTable
+  int slot = 0;  // index in ClusterTable
   bool up = false;
-  Incarnation incarnation;             // once up
+  Incarnation incarnation;  // once up
   std::string data_address;
   std::string name;
 
   // Outbox; see dispatcher.h.
-  size_t unfinished = 0;               // nodes sent and not ended
-  Ticket youngest_sent;                // of all nodes that were sent
+  size_t unfinished = 0;  // nodes sent and not ended
+  Ticket youngest_sent;   // of all nodes that were sent
   std::deque<ParkedOp> parked;
   HeldRefs parked_refs;
   std::deque<ParkedOp> blocked;
   HeldRefs blocked_refs;
-  DeleteBuffers deletes;               // of `deletes_session`, not sent yet
+  DeleteBuffers deletes;  // of `deletes_session`, not sent yet
   SessionId deletes_session;
-  Unpublish unpublishes;               // not sent yet
-  bool collected = false;              // one of those may be there
-  absl::flat_hash_set<SessionId> sessions;     // that sent something
-  SessionId last_session;                      // the latest of them: saves the look-up
-  absl::flat_hash_set<Incarnation> peers;      // that it pulls from: whose data address it knows
-  absl::flat_hash_set<Incarnation> pullers;    // that it was told to publish to
-  PlansTold plans;                             // what it knows by number
-  LaunchDifferences differences;               // of its stream
-  uint64_t last_span = 0;                      // number of the latest span that has a part here
-  std::vector<SpanPlace> void_spans;           // numbers that will not come, to be told once it is up
+  Unpublish unpublishes;                     // not sent yet
+  bool collected = false;                    // one of those may be there
+  absl::flat_hash_set<SessionId> sessions;   // that sent something
+  SessionId last_session;                    // the latest of them: saves the look-up
+  absl::flat_hash_set<Incarnation> peers;    // that it pulls from: whose data address it knows
+  absl::flat_hash_set<Incarnation> pullers;  // that it was told to publish to
+  PlansTold plans;                           // what it knows by number
+  LaunchDifferences differences;             // of its stream
+  uint64_t last_span = 0;                    // number of the latest span that has a part here
+  std::vector<SpanPlace> void_spans;         // numbers that will not come, to be told once it is up
 };
 
 // Lives are freed when they end; whoever holds a Life* lets go of it in Controller::OnWorkerLost.
@@ -62,11 +62,11 @@ class ClusterTable {
  public:
   struct Slot {
     SlotId id;
-    std::unique_ptr<Life> life;        // the one that is up, or the one to come
-    std::string last_name;             // of the worker that was here last, for messages
+    std::unique_ptr<Life> life;  // the one that is up, or the one to come
+    std::string last_name;       // of the worker that was here last, for messages
   };
   struct Device {
-    int slot = -1;                     // -1: no such device
+    int slot = -1;  // -1: no such device
     uint32_t ordinal = 0;
   };
 
@@ -93,8 +93,8 @@ class ClusterTable {
   std::unique_ptr<Life> End(Life* life);
 
  private:
-  std::vector<Device> devices_;        // by id
-  std::vector<Slot> slots_;            // in the order of SlotId
+  std::vector<Device> devices_;  // by id
+  std::vector<Slot> slots_;      // in the order of SlotId
   std::map<SlotId, int> by_slot_;
   absl::flat_hash_map<Incarnation, Life*> by_incarnation_;
 };

@@ -11,9 +11,15 @@
 namespace landbridge {
 
 Controller::Impl::Impl(Options options, ControllerSink* sink)
-    : options_(options), sink_(sink), dispatcher_(options.launches_per_worker_max, &cluster_, sink, this),
-      buffers_(&dispatcher_), nodes_(options.sequential_dispatch), plans_(&cluster_), uploads_(sink),
-      programs_(&cluster_, sink, &dispatcher_), requests_(sink) {}
+    : options_(options),
+      sink_(sink),
+      dispatcher_(options.launches_per_worker_max, &cluster_, sink, this),
+      buffers_(&dispatcher_),
+      nodes_(options.sequential_dispatch),
+      plans_(&cluster_),
+      uploads_(sink),
+      programs_(&cluster_, sink, &dispatcher_),
+      requests_(sink) {}
 
 void Controller::Impl::Settle() {
   if (std::exchange(recheck_spans_, false)) dispatcher_.RecheckAll();
@@ -34,11 +40,11 @@ void Controller::Impl::OnWorkerUp(SlotId slot_id, Incarnation worker, std::strin
   }
   if (slot->life->up) {
     // The news of the loss comes late: there can be only one.
-    OnWorkerLost(slot->life->incarnation,
-                 absl::DataLossError(absl::StrCat("worker ", slot->life->name, " of ", slot_id.ToString(), " (",
-                                                  slot->life->incarnation.ToString(), ") was replaced by ",
-                                                  worker.ToString())),
-                 now);
+    OnWorkerLost(
+        slot->life->incarnation,
+        absl::DataLossError(absl::StrCat("worker ", slot->life->name, " of ", slot_id.ToString(), " (",
+                                         slot->life->incarnation.ToString(), ") was replaced by ", worker.ToString())),
+        now);
   }
   Life* life = slot->life.get();
   cluster_.SetUp(life, worker, std::move(data_address), std::move(name));
@@ -111,9 +117,7 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
       if (op->launch().has_span()) BeforeSpanSent(life, op->mutable_launch());
       life->differences.Encode(op->mutable_launch());
       return;
-    case WorkerOp::kUnload:
-      life->differences.Forget(ExecutableId(op->unload().executable()));
-      return;
+    case WorkerOp::kUnload: life->differences.Forget(ExecutableId(op->unload().executable())); return;
     case WorkerOp::kUpload:
       if (ctl::Node* node = nodes_.Find(Ticket(op->upload().ticket()))) node->sent = true;
       uploads_.BeforeUploadSent(life, op->upload().key());
@@ -143,11 +147,8 @@ void Controller::Impl::BeforeSend(Life* life, WorkerOp* op) {
         op->mutable_reshard_send()->set_peer_address(transfer->to->data_address);
       }
       return;
-    case WorkerOp::kLoad:
-      programs_.BeforeLoadSent(life, ExecutableId(op->load().executable()));
-      return;
-    default:
-      return;
+    case WorkerOp::kLoad: programs_.BeforeLoadSent(life, ExecutableId(op->load().executable())); return;
+    default: return;
   }
 }
 
@@ -168,12 +169,8 @@ void Controller::Impl::OnReport(Incarnation worker, const WorkerReport& report, 
       known = programs_.OnLoadDone(life, ExecutableId(report.load_done().executable()),
                                    ctl::FromProto(report.load_done().status()));
       break;
-    case WorkerReport::kProgress:
-      OnProgress(life, report.progress());
-      break;
-    case WorkerReport::kFailed:
-      OnBuffersFailed(life, report.failed());
-      break;
+    case WorkerReport::kProgress: OnProgress(life, report.progress()); break;
+    case WorkerReport::kFailed: OnBuffersFailed(life, report.failed()); break;
     case WorkerReport::kTransfersDone:
       for (uint64_t transfer : report.transfers_done().transfers()) OnTransferDone(life, TransferId(transfer));
       break;
@@ -189,9 +186,7 @@ void Controller::Impl::OnReport(Incarnation worker, const WorkerReport& report, 
     case WorkerReport::kExplained:
       requests_.EndExplain(RequestId(report.explained().request()), life, report.explained().json());
       break;
-    case WorkerReport::REPORT_NOT_SET:
-      known = false;
-      break;
+    case WorkerReport::REPORT_NOT_SET: known = false; break;
   }
   if (!known) ++stale_reports_;
   Settle();

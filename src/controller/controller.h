@@ -27,7 +27,7 @@ namespace landbridge {
 // A worker's place, stable over its lives.
 struct SlotId {
   SliceId slice;
-  int index = 0;                       // worker of the slice
+  int index = 0;  // worker of the slice
   friend bool operator==(const SlotId&, const SlotId&) = default;
   friend auto operator<=>(const SlotId&, const SlotId&) = default;
   std::string ToString() const { return slice.ToString() + "/" + std::to_string(index); }
@@ -36,13 +36,13 @@ struct SlotId {
 struct VirtualDevice {
   DeviceId id;
   SlotId slot;
-  uint32_t local_ordinal = 0;          // in the worker
+  uint32_t local_ordinal = 0;  // in the worker
 };
 
 // A compiled program as the controller ships it (compiler/ makes it; the door wraps it without a copy). Shared by sessions.
 struct ProgramImage {
   std::shared_ptr<const std::string> envelope;  // sealed bytes
-  std::string sha256;                  // of the envelope
+  std::string sha256;                           // of the envelope
   ExecutableInfo info;
 };
 
@@ -50,35 +50,35 @@ enum class CopySemantics { kAlwaysCopy, kReuse, kDonate };
 
 struct ArraySpec {
   DType dtype = DType::kInvalid;
-  Dims dims;                           // global
+  Dims dims;                                 // global
   std::shared_ptr<const Sharding> sharding;  // devices in order, memory kind, partitioning
 };
 
 // Bytes of the client for some shards of one array.
 struct HostShard {
-  std::vector<uint32_t> shards;        // positions in the device list; each gets the whole image
-  uint64_t key = 0;                    // proxy-wide id of the host buffer, never re-used
+  std::vector<uint32_t> shards;  // positions in the device list; each gets the whole image
+  uint64_t key = 0;              // proxy-wide id of the host buffer, never re-used
   int64_t image_bytes = 0;
-  std::vector<int64_t> byte_strides;   // empty: dense row-major
+  std::vector<int64_t> byte_strides;         // empty: dense row-major
   std::shared_ptr<const std::string> bytes;  // when already here and small
 };
 
 // What a session wants of the scheduler.
 struct SessionHints {
-  double weight = 1;                   // of its device time, where shares are proportional
-  int32_t priority = 0;                // of launches whose programs have none
+  double weight = 1;     // of its device time, where shares are proportional
+  int32_t priority = 0;  // of launches whose programs have none
 };
 
 struct ExecuteArgs {
   ExecutableId executable;
   std::vector<ArrayId> args;
   std::vector<int> non_donatable;
-  std::vector<DeviceId> devices;       // portable execution: one device; else empty
+  std::vector<DeviceId> devices;  // portable execution: one device; else empty
   int32_t launch_id = 0;
   std::string call_site;
   std::optional<int32_t> priority = std::nullopt;  // instead of the session's
   PipelinePhase phase = PHASE_NONE;
-  bool end_is_awaited = false;         // somebody waits for it to end: WhenDone is told without delay
+  bool end_is_awaited = false;  // somebody waits for it to end: WhenDone is told without delay
 };
 
 struct ExecuteResult {
@@ -88,8 +88,8 @@ struct ExecuteResult {
 
 // Where the bytes of a finished read are.
 struct ReadResult {
-  std::string data;                    // small ones
-  bool remote = false;                 // else pull (space, id) from the worker
+  std::string data;     // small ones
+  bool remote = false;  // else pull (space, id) from the worker
   Incarnation worker;
   uint64_t space = 0;
   uint64_t id = 0;
@@ -125,9 +125,9 @@ class ControllerSink {
 class Controller {
  public:
   struct Options {
-    uint64_t space = 0;                // of our data-plane keys: the proxy's life
+    uint64_t space = 0;  // of our data-plane keys: the proxy's life
     size_t launches_per_worker_max = 4096;
-    Scheduling scheduling = {};        // what workers order launches by
+    Scheduling scheduling = {};  // what workers order launches by
     // Nodes and transfers go out only when all that they need has been reported as made: a round trip for every edge of
     // the graph. For comparison with the normal, parallel dispatch.
     bool sequential_dispatch = false;
@@ -173,10 +173,10 @@ class Controller {
   absl::StatusOr<std::vector<ArrayId>> Reshard(SessionId session, absl::Span<const ArrayId> arrays,
                                                std::vector<ArraySpec> outputs, CopySemantics semantics,
                                                uint64_t user_context, TimeNs now);
-  void Release(SessionId session, ArrayId array);            // one reference less (DestructArray)
-  absl::Status Delete(SessionId session, ArrayId array);     // the user's delete(): memory goes now, for all aliases
+  void Release(SessionId session, ArrayId array);         // one reference less (DestructArray)
+  absl::Status Delete(SessionId session, ArrayId array);  // the user's delete(): memory goes now, for all aliases
   absl::StatusOr<bool> IsDeleted(SessionId session, ArrayId array) const;
-  const ArraySpec* Spec(SessionId session, ArrayId array) const;   // null: unknown
+  const ArraySpec* Spec(SessionId session, ArrayId array) const;  // null: unknown
 
   // --- Programs.
   // Whether a program on these devices spans workers; then it has to be compiled for that (ExecutableInfo.split).
@@ -185,8 +185,7 @@ class Controller {
   absl::StatusOr<ExecutableId> AddExecutable(SessionId session, std::shared_ptr<const ProgramImage> program,
                                              std::vector<DeviceId> devices);
   void ReleaseExecutable(SessionId session, ExecutableId executable);
-  absl::StatusOr<ExecuteResult> Execute(SessionId session, const ExecuteArgs& args, uint64_t user_context,
-                                        TimeNs now);
+  absl::StatusOr<ExecuteResult> Execute(SessionId session, const ExecuteArgs& args, uint64_t user_context, TimeNs now);
 
   // --- Waiting. Answered through the sink; an already known answer too.
   void WhenReady(SessionId session, RequestId request, absl::Span<const ArrayId> arrays);
@@ -207,7 +206,7 @@ class Controller {
   void OnTime(TimeNs now);
 
   // --- Looking inside.
-  std::string StatusJson(TimeNs now) const;     // sessions, arrays, parked launches and what they wait for
+  std::string StatusJson(TimeNs now) const;  // sessions, arrays, parked launches and what they wait for
   struct Counts {
     size_t sessions = 0, arrays = 0, buffers = 0, executables = 0, requests = 0, launches_unfinished = 0,
            ops_parked = 0, transfers = 0, host_buffers = 0;

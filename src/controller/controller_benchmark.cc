@@ -46,7 +46,8 @@ struct Bench {
     spec.sharding = Sharding::FullyReplicated(ids, MemoryKind::kDevice).value();
   }
   ArrayId Upload() {
-    return controller.MakeFromHost(SessionId(1), spec, {SmallUpload(static_cast<uint32_t>(ids.size()), ++key)}, 0, 0).value();
+    return controller.MakeFromHost(SessionId(1), spec, {SmallUpload(static_cast<uint32_t>(ids.size()), ++key)}, 0, 0)
+        .value();
   }
   void EndAll() {
     WorkerReport report;
@@ -117,9 +118,7 @@ void BM_Reshard(benchmark::State& state) {
     controller.OnWorkerUp(SlotId{SliceId(s), 0}, Incarnation(static_cast<uint64_t>(7 + s)), "address", "worker", 0);
   }
   controller.OpenSession(SessionId(1));
-  auto spec = [n](int first, bool columns) {
-    return ArraySpec{DType::kF32, {1024, 1024}, Stripes(first, n, columns)};
-  };
+  auto spec = [n](int first, bool columns) { return ArraySpec{DType::kF32, {1024, 1024}, Stripes(first, n, columns)}; };
   const ArraySpec columns = spec(n, true);
   std::vector<HostShard> shards;
   for (int i = 0; i < n; ++i) {

@@ -122,7 +122,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   absl::StatusOr<Array*> FindToMove(SessionId session, ArrayId id, const std::vector<Array*>& others,
                                     CopySemantics semantics, absl::string_view what) const;
   void GiveUp(Array* source, const ctl::Plan& plan);
-  void EndTransfer(TransferId id);   // the destination needs it no more
+  void EndTransfer(TransferId id);  // the destination needs it no more
   void CancelPublication(Life* source, TransferId transfer);
 
   // execute.cc
@@ -153,7 +153,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   ctl::BufferTable buffers_;
   ctl::NodeTable nodes_;
   ctl::SpanTable spans_;
-  bool recheck_spans_ = false;         // some that wait go out now, as failed
+  bool recheck_spans_ = false;  // some that wait go out now, as failed
   ctl::TransferTable transfers_;
   ctl::PlanTable plans_;
   ctl::HostUploads uploads_;
@@ -162,9 +162,9 @@ class Controller::Impl : private ctl::DispatchHooks {
   absl::flat_hash_map<SessionId, SessionHints> sessions_;
   // Steady loops make arrays of few kinds; sharing their specs saves most of an array's memory.
   std::array<SpecPtr, 256> specs_;
-  std::vector<ctl::ShardRef> killed_;          // scratch of Execute
-  std::vector<Array*> args_;                   // scratch of Execute
-  std::vector<Group*> groups_;                 // scratch of Execute
+  std::vector<ctl::ShardRef> killed_;            // scratch of Execute
+  std::vector<Array*> args_;                     // scratch of Execute
+  std::vector<Group*> groups_;                   // scratch of Execute
   std::vector<std::pair<Life*, WorkerOp>> ops_;  // scratch of Execute
   uint64_t stale_reports_ = 0;
 };

@@ -12,8 +12,8 @@ struct ModelArray {
   ArrayId id;
   ArraySpec spec;
   Values values;
-  std::set<int> touched;     // slots of it and of all that it was made from
-  bool maybe_lost = false;   // one of those was lost since
+  std::set<int> touched;       // slots of it and of all that it was made from
+  bool maybe_lost = false;     // one of those was lost since
   std::set<uint64_t> buffers;  // identities, for aliases
   bool deleted = false;
 };
@@ -140,9 +140,7 @@ class Model {
         array->deleted = true;
         return;
       }
-      case 9:
-        waits_.emplace_back(world_.Wait(kSession, {array->id}), array->maybe_lost || losses_);
-        return;
+      case 9: waits_.emplace_back(world_.Wait(kSession, {array->id}), array->maybe_lost || losses_); return;
       case 10: return Check(*array);
       case 11: {
         const int slot = Between(0, kSlots - 1);
@@ -175,8 +173,9 @@ class Model {
       if (*spec.sharding == *first.spec.sharding && spec.dims == first.spec.dims) program = id;
     }
     if (!program.valid()) {
-      program = world_.controller.AddExecutable(kSession, world_.Program(first.spec, 2, 2, {0}),
-                                                first.spec.sharding->devices()).value();
+      program = world_.controller
+                    .AddExecutable(kSession, world_.Program(first.spec, 2, 2, {0}), first.spec.sharding->devices())
+                    .value();
       programs_.emplace_back(first.spec, program);
     }
     ExecuteArgs call{program, {first.id, second->id}, {}, {}, 0, ""};
@@ -256,9 +255,10 @@ class Model {
     const ArraySpec spec = RandomSpec();
     if (spec.dims != source.spec.dims) return;
     const bool donate = !Stays(source.spec, spec).first && Between(0, 1) == 0;
-    const ArrayId id = world_.controller.Reshard(kSession, {source.id}, {spec},
-                                                 donate ? CopySemantics::kDonate : CopySemantics::kAlwaysCopy, 0,
-                                                 world_.now).value()[0];
+    const ArrayId id = world_.controller
+                           .Reshard(kSession, {source.id}, {spec},
+                                    donate ? CopySemantics::kDonate : CopySemantics::kAlwaysCopy, 0, world_.now)
+                           .value()[0];
     const ModelArray from = source;
     if (donate) Donate(from.id, false);
     Add(id, spec, from.values, {&from});
@@ -267,8 +267,7 @@ class Model {
   void Disassemble(ModelArray& source) {
     if (source.spec.sharding->num_shards() < 2) return;
     const ModelArray from = source;
-    const std::vector<ArrayId> parts =
-        world_.controller.Disassemble(kSession, from.id, CopySemantics::kReuse).value();
+    const std::vector<ArrayId> parts = world_.controller.Disassemble(kSession, from.id, CopySemantics::kReuse).value();
     const ArrayId again = world_.controller.Assemble(kSession, from.spec, parts, CopySemantics::kReuse).value();
     for (ArrayId part : parts) world_.controller.Release(kSession, part);
     Add(again, from.spec, from.values, {&from}, from.buffers);

@@ -45,7 +45,9 @@ class WorkersSink : public QuietSink {
 // Worker h of life l is Incarnation(h + l * hosts): the sink finds it by the remainder.
 struct Fleet {
   explicit Fleet(int host_count)
-      : hosts(host_count), lives(static_cast<size_t>(host_count), 1), sink(static_cast<size_t>(host_count)),
+      : hosts(host_count),
+        lives(static_cast<size_t>(host_count), 1),
+        sink(static_cast<size_t>(host_count)),
         controller({.space = 1, .scheduling = {}}, &sink) {}
 
   void Register() {
@@ -83,7 +85,9 @@ struct Fleet {
     controller.OnReport(LifeOf(host), report, 0);
   }
   ArrayId Upload(int host) {
-    return controller.MakeFromHost(SessionId(1), specs[static_cast<size_t>(host)], {SmallUpload(kDevicesPerHost, ++key)}, 0, 0).value();
+    return controller
+        .MakeFromHost(SessionId(1), specs[static_cast<size_t>(host)], {SmallUpload(kDevicesPerHost, ++key)}, 0, 0)
+        .value();
   }
   void UploadArguments() {
     arguments.resize(static_cast<size_t>(hosts));
@@ -138,7 +142,14 @@ void BM_Step(benchmark::State& state) {
   state.counters["bytes_per_launch"] = static_cast<double>(fleet.sink.bytes - bytes) / launches;
   state.counters["messages_per_launch"] = static_cast<double>(fleet.sink.messages - messages) / launches;
 }
-BENCHMARK(BM_Step)->Arg(16)->Arg(64)->Arg(128)->Arg(512)->Arg(1280)->Unit(benchmark::kMicrosecond)->Complexity(benchmark::oN);
+BENCHMARK(BM_Step)
+    ->Arg(16)
+    ->Arg(64)
+    ->Arg(128)
+    ->Arg(512)
+    ->Arg(1280)
+    ->Unit(benchmark::kMicrosecond)
+    ->Complexity(benchmark::oN);
 
 // Devices declared, all workers up.
 void BM_Register(benchmark::State& state) {
@@ -154,7 +165,13 @@ void BM_Register(benchmark::State& state) {
   }
   state.SetComplexityN(state.range(0));
 }
-BENCHMARK(BM_Register)->Arg(64)->Arg(128)->Arg(512)->Arg(1280)->Unit(benchmark::kMillisecond)->Complexity(benchmark::oN);
+BENCHMARK(BM_Register)
+    ->Arg(64)
+    ->Arg(128)
+    ->Arg(512)
+    ->Arg(1280)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
 
 // One of the hosts is lost, with 100 arrays and 8 unfinished launches there. (Its next life and arrays are not timed.)
 void BM_LoseHost(benchmark::State& state) {

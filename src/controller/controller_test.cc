@@ -148,8 +148,9 @@ TEST(SchedulingTest, SequentialDispatchTakesARoundTripForEveryEdge) {
     ArrayId x = world.Put(kSession, here, {1, 2}).value();
     ExecutableId f[2];
     for (int slot = 0; slot < 2; ++slot) {
-      f[slot] = world.controller.AddExecutable(kSession, world.Program(slot == 0 ? here : there, 1, 1), {DeviceId(slot)})
-                    .value();
+      f[slot] =
+          world.controller.AddExecutable(kSession, world.Program(slot == 0 ? here : there, 1, 1), {DeviceId(slot)})
+              .value();
     }
     world.RunAll();
     auto run = [&](int slot, ArrayId in) {
@@ -167,7 +168,8 @@ TEST(SchedulingTest, SequentialDispatchTakesARoundTripForEveryEdge) {
     const ArrayId c = run(0, move(b, 0));
     size_t sent = 0;
     for (int slot = 0; slot < 2; ++slot) {
-      for (const WorkerOp& op : world.At(slot).inbox) sent += op.has_launch() || op.has_reshard_receive() || op.has_reshard_send();
+      for (const WorkerOp& op : world.At(slot).inbox)
+        sent += op.has_launch() || op.has_reshard_receive() || op.has_reshard_send();
     }
     EXPECT_EQ(sent, sequential ? 1u : 7u);  // three launches, two receives, two sends
     world.RunAll();
@@ -394,8 +396,8 @@ TEST_F(ControllerTest, ErrorArraysDoomLaunchesAndTheirDonations) {
   // Views of errors are errors, copies too; the good part of an assembled array stays good.
   ArrayId left = Up(world.Single(0, {2}), Range(2));
   ArrayId right = controller().MakeError(kSession, world.Single(1, {2}), absl::AbortedError("stalled")).value();
-  ArrayId both = controller().Assemble(kSession, world.Rows(world.Devices(0), {4}), {left, right},
-                                       CopySemantics::kReuse).value();
+  ArrayId both =
+      controller().Assemble(kSession, world.Rows(world.Devices(0), {4}), {left, right}, CopySemantics::kReuse).value();
   std::vector<ArrayId> parts = controller().Disassemble(kSession, both, CopySemantics::kReuse).value();
   EXPECT_EQ(*world.ReadWhole(kSession, parts[0]), Range(2));
   EXPECT_EQ(world.ReadWhole(kSession, parts[1]).status().code(), absl::StatusCode::kAborted);
@@ -600,8 +602,10 @@ TEST_F(ControllerTest, AReplicaServesForOneThatIsLost) {
   ArrayId a = Up(world.Replicated({DeviceId(0), DeviceId(2)}, {4}), Range(4));
   world.Kill(0);
   world.Start(0);
-  ArrayId b = controller().Reshard(kSession, {a}, {world.Rows({DeviceId(1), DeviceId(3)}, {4})},
-                                   CopySemantics::kAlwaysCopy, 0, 0).value()[0];
+  ArrayId b =
+      controller()
+          .Reshard(kSession, {a}, {world.Rows({DeviceId(1), DeviceId(3)}, {4})}, CopySemantics::kAlwaysCopy, 0, 0)
+          .value()[0];
   world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, b), Range(4));
   Close();
@@ -613,8 +617,9 @@ TEST_F(ControllerTest, DonationKeepsWhatIsInPlace) {
   ArrayId a = Up(world.Rows({DeviceId(0), DeviceId(1)}, {4}), Range(4));
   world.RunAll();
   // Shard 0 stays where it is, shard 1 moves.
-  ArrayId b = controller().Reshard(kSession, {a}, {world.Rows({DeviceId(0), DeviceId(2)}, {4})}, CopySemantics::kDonate,
-                                   0, 0).value()[0];
+  ArrayId b = controller()
+                  .Reshard(kSession, {a}, {world.Rows({DeviceId(0), DeviceId(2)}, {4})}, CopySemantics::kDonate, 0, 0)
+                  .value()[0];
   EXPECT_TRUE(*controller().IsDeleted(kSession, a));
   world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, b), Range(4));
@@ -743,8 +748,10 @@ TEST_F(ControllerTest, BytesThatNeverComePoison) {
 
 TEST_F(ControllerTest, WorkForAnAbsentWorkerWaitsInOrder) {
   const ArraySpec spec = world.Single(0, {3});
-  ExecutableId f = controller().AddExecutable(kSession, world.Program(spec, 1, 1, {}, limits::kInlineBytesMax + 1),
-                                              {DeviceId(0)}).value();
+  ExecutableId f =
+      controller()
+          .AddExecutable(kSession, world.Program(spec, 1, 1, {}, limits::kInlineBytesMax + 1), {DeviceId(0)})
+          .value();
   ArrayId a = Up(spec, Range(3));
   ArrayId b = Run(f, {a}).outputs[0];
   controller().Release(kSession, a);
@@ -767,7 +774,7 @@ TEST_F(ControllerTest, WorkForAnAbsentWorkerWaitsInOrder) {
 
 TEST_F(ControllerTest, ADeadSliceHoldsUpNobodyElse) {
   world.Start(1);
-  ArrayId a = Up(world.Single(0, {2}), {1, 2});        // slot 0 has no worker
+  ArrayId a = Up(world.Single(0, {2}), {1, 2});  // slot 0 has no worker
   const std::vector<DeviceId> there = {DeviceId(2)};
   ArrayId b = controller().Copy(kSession, {a}, &there, nullptr, CopySemantics::kReuse, 0, 0).value()[0];
   const ArraySpec spec = world.Single(2, {2});

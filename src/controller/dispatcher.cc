@@ -53,8 +53,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
 
 void Dispatcher::Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs) {
   const bool node = IsNode(op);
-  if (life->up && HasCredit(life, op) &&
-      (life->parked.empty() || (!node && !life->parked_refs.MustFollow(refs)))) {
+  if (life->up && HasCredit(life, op) && (life->parked.empty() || (!node && !life->parked_refs.MustFollow(refs)))) {
     Emit(life, std::move(op), session);
     return;
   }

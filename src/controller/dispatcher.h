@@ -57,9 +57,9 @@ class Dispatcher {
   // The transfer and so many in all that follow it.
   void EndTransfer(Life* source, TransferId transfer, uint32_t count);
   void FlushCollected(Life* life);
-  void FlushAll();                      // of all lives: end of an event
+  void FlushAll();  // of all lives: end of an event
 
-  void OnUp(Life* life);                // sends what waited, there and at peers
+  void OnUp(Life* life);  // sends what waited, there and at peers
   void OnNodeEnded(Life* life);
   // Forgets what waits for it.
   void DropLife(Life* life);
@@ -71,7 +71,7 @@ class Dispatcher {
   // `extra` take its place (or follow it). Call Recheck afterwards.
   using Editor = std::function<bool(ParkedOp* entry, std::vector<ParkedOp>* extra)>;
   void EditWaiting(Life* life, const Editor& fn);
-  void Recheck(Life* life);             // blocked ones may be free now
+  void Recheck(Life* life);  // blocked ones may be free now
   void RecheckAll();
 
   size_t waiting() const { return waiting_; }
@@ -96,7 +96,7 @@ class Dispatcher {
   DispatchHooks* const hooks_;
   size_t waiting_ = 0;
   uint64_t next_order_ = 1;
-  std::vector<int> collected_;          // slots that may have something to flush
+  std::vector<int> collected_;  // slots that may have something to flush
   absl::flat_hash_map<SessionId, Pressure> pressure_;
 };
 

@@ -30,8 +30,8 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
   const ExecutableInfo& info = program->compiled->info;
   const auto parameters = static_cast<size_t>(info.parameters_size());
   if (args.args.size() != parameters) {
-    return absl::InvalidArgumentError(absl::StrCat("program '", info.name(), "' takes ", parameters,
-                                                   " arguments, but ", args.args.size(), " are given"));
+    return absl::InvalidArgumentError(absl::StrCat("program '", info.name(), "' takes ", parameters, " arguments, but ",
+                                                   args.args.size(), " are given"));
   }
 
   // What is wrong with the call is an error of the call; what is wrong with its data goes into the results.
@@ -65,16 +65,16 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
         if (buffers_.Kill(shard)) {
           killed_.push_back(shard);
         } else {
-          clash = absl::InvalidArgumentError(absl::StrCat("argument ", i, " of '", info.name(),
-                                                          "' is donated, but the same buffer is donated twice"));
+          clash = absl::InvalidArgumentError(
+              absl::StrCat("argument ", i, " of '", info.name(), "' is donated, but the same buffer is donated twice"));
           break;
         }
       }
     }
     for (size_t i = 0; i < parameters && clash.ok() && !killed_.empty(); ++i) {
       if (!donates(i) && buffers_.Deleted(*args_[i])) {
-        clash = absl::InvalidArgumentError(absl::StrCat("argument ", i, " of '", info.name(),
-                                                        "' is the same buffer as a donated one; pass a copy"));
+        clash = absl::InvalidArgumentError(
+            absl::StrCat("argument ", i, " of '", info.name(), "' is the same buffer as a donated one; pass a copy"));
       }
     }
     if (!clash.ok()) {
@@ -207,7 +207,8 @@ void Controller::Impl::WhenReady(SessionId session, RequestId request, absl::Spa
     requests_.AddError(request, buffers_.Error(*array));
     if (array->form == Array::Form::kWhole && array->group->count == 1) {
       const Shard& shard = array->group->one;
-      if (!shard.Is(Shard::kFailed) && shard.life != nullptr) watch_at(shard.life)->add_arrays(array->group->id.value());
+      if (!shard.Is(Shard::kFailed) && shard.life != nullptr)
+        watch_at(shard.life)->add_arrays(array->group->id.value());
       continue;
     }
     for (uint32_t i = 0; i < array->size(); ++i) {
@@ -243,7 +244,8 @@ void Controller::Impl::WhenDone(SessionId session, RequestId request, Ticket lau
     requests_.AddPiece(request);
     requests_.WaitForLaunch(request, launch);
   } else if (!nodes_.Issued(launch)) {
-    requests_.AddError(request, absl::InvalidArgumentError(absl::StrCat("launch ", launch.ToString(), " is not known")));
+    requests_.AddError(request,
+                       absl::InvalidArgumentError(absl::StrCat("launch ", launch.ToString(), " is not known")));
   } else {
     requests_.AddError(request, nodes_.Failure(launch, session));
   }
@@ -259,9 +261,9 @@ void Controller::Impl::ReadArray(SessionId session, RequestId request, ArrayId i
   const Array& array = **found;
   const ArraySpec& spec = *array.spec;
   if (!spec.sharding->IsFullyReplicated()) {
-    return refuse(absl::InvalidArgumentError(absl::StrCat(
-        "array ", id.ToString(), " is ", spec.sharding->ToString(),
-        "; only arrays of one device or fully replicated ones can be read as a whole: read its shards")));
+    return refuse(absl::InvalidArgumentError(
+        absl::StrCat("array ", id.ToString(), " is ", spec.sharding->ToString(),
+                     "; only arrays of one device or fully replicated ones can be read as a whole: read its shards")));
   }
   absl::StatusOr<int64_t> bytes = StridedImageBytes(spec.dtype, spec.dims, byte_strides);
   if (!bytes.ok()) return refuse(bytes.status());

@@ -77,15 +77,15 @@ class FakeWorld : public ControllerSink {
     Values values;
     Dims dims;
     int users = 0;
-    bool gone = false;         // deleted or given away: nobody may name it again
+    bool gone = false;  // deleted or given away: nobody may name it again
     uint64_t session = 0;
   };
   struct Task {
     enum Kind { kLaunch, kUpload, kMakeBuffer, kRead, kWatch } kind = kLaunch;
     WorkerOp op;
-    int index = 0;             // kMakeBuffer: which
+    int index = 0;  // kMakeBuffer: which
     std::shared_ptr<int> parts_left;
-    std::shared_ptr<std::map<uint64_t, int>> edges;   // kMakeBuffer: pieces of each that are open
+    std::shared_ptr<std::map<uint64_t, int>> edges;  // kMakeBuffer: pieces of each that are open
     uint64_t session = 0;
   };
   struct Worker {
@@ -97,12 +97,12 @@ class FakeWorld : public ControllerSink {
     std::map<uint64_t, ExecutableInfo> programs;
     std::map<uint64_t, RefKey> publications;
     ReshardPlans plans;
-    std::map<uint64_t, std::string> data;              // UploadData
+    std::map<uint64_t, std::string> data;  // UploadData
     std::map<uint64_t, StatusProto> data_errors;
     std::map<uint64_t, StatusProto> lost_peers;
     std::set<uint64_t> known_peers;
     std::set<uint64_t> published_reads;
-    std::vector<LaunchSpan> spans;                     // as they came
+    std::vector<LaunchSpan> spans;  // as they came
     std::map<uint64_t, StatusProto> aborted;
     std::vector<SpanPlace> void_spans;
     std::vector<Task> tasks;
@@ -222,7 +222,8 @@ class FakeWorld : public ControllerSink {
   // ---- Shorthands for tests.
   std::vector<DeviceId> Devices(int slot, int count = -1) const {
     std::vector<DeviceId> ids;
-    for (int d = 0; d < (count < 0 ? devices_per_slot : count); ++d) ids.push_back(DeviceId(slot * devices_per_slot + d));
+    for (int d = 0; d < (count < 0 ? devices_per_slot : count); ++d)
+      ids.push_back(DeviceId(slot * devices_per_slot + d));
     return ids;
   }
   ArraySpec Single(int device, Dims dims) const {
@@ -242,8 +243,7 @@ class FakeWorld : public ControllerSink {
     return {DType::kS64, std::move(dims),
             Sharding::FromOpSharding(std::move(devices), MemoryKind::kDevice, op).value()};
   }
-  absl::StatusOr<ArrayId> Put(SessionId session, const ArraySpec& spec, const Values& values,
-                                 uint64_t context = 0) {
+  absl::StatusOr<ArrayId> Put(SessionId session, const ArraySpec& spec, const Values& values, uint64_t context = 0) {
     std::vector<HostShard> shards;
     for (uint32_t i = 0; i < spec.sharding->num_shards(); ++i) {
       HostShard shard;
@@ -329,8 +329,8 @@ class FakeWorld : public ControllerSink {
     EXPECT_EQ(counts.transfers, 0u);
     EXPECT_EQ(counts.host_buffers, 0u);
     for (const auto& [id, worker] : workers) {
-      EXPECT_TRUE(worker->buffers.empty()) << "worker keeps " << worker->buffers.size() << " buffers, first a"
-                                           << worker->buffers.begin()->first.first;
+      EXPECT_TRUE(worker->buffers.empty())
+          << "worker keeps " << worker->buffers.size() << " buffers, first a" << worker->buffers.begin()->first.first;
       EXPECT_TRUE(worker->tasks.empty());
       EXPECT_TRUE(worker->publications.empty());
       EXPECT_TRUE(worker->programs.empty());
@@ -359,7 +359,7 @@ class FakeWorld : public ControllerSink {
   uint64_t next_key = 0;
   uint64_t next_request = 0;
   size_t sent = 0;
-  Scheduling scheduling;                     // that a worker was told last
+  Scheduling scheduling;  // that a worker was told last
   Controller controller;
 
  private:
@@ -387,8 +387,8 @@ class FakeWorld : public ControllerSink {
   }
   void MarkGone(Worker& w, RefKey key) {
     auto it = w.buffers.find(key);
-    ASSERT_TRUE(it != w.buffers.end() && !it->second.gone) << "deletes what is not there: a" << key.first << "."
-                                                           << key.second;
+    ASSERT_TRUE(it != w.buffers.end() && !it->second.gone)
+        << "deletes what is not there: a" << key.first << "." << key.second;
     it->second.gone = true;
     if (it->second.users == 0) w.buffers.erase(it);
   }
@@ -423,9 +423,7 @@ class FakeWorld : public ControllerSink {
         Report(w, std::move(report));
         return;
       }
-      case WorkerOp::kUnload:
-        EXPECT_EQ(w.programs.erase(op.unload().executable()), 1u);
-        return;
+      case WorkerOp::kUnload: EXPECT_EQ(w.programs.erase(op.unload().executable()), 1u); return;
       case WorkerOp::kLaunch: {
         const Launch& launch = op.launch();
         ASSERT_TRUE(w.programs.contains(launch.executable()));
@@ -492,9 +490,7 @@ class FakeWorld : public ControllerSink {
         }
         return;
       }
-      case WorkerOp::kPublish:
-        ADD_FAILURE() << "the controller does not send those by themselves";
-        return;
+      case WorkerOp::kPublish: ADD_FAILURE() << "the controller does not send those by themselves"; return;
       case WorkerOp::kReshardReceive: {
         absl::StatusOr<std::shared_ptr<const ReshardPart>> part = w.plans.Use(op.reshard_receive().plan());
         ASSERT_TRUE(part.ok()) << part.status();
@@ -534,8 +530,7 @@ class FakeWorld : public ControllerSink {
         w.tasks.push_back({Task::kRead, std::move(op), 0, nullptr, nullptr, session});
         return;
       }
-      case WorkerOp::kReleaseRead:
-        return;
+      case WorkerOp::kReleaseRead: return;
       case WorkerOp::kWatch:
         for (uint64_t array : op.watch().arrays()) {
           auto it = w.buffers.lower_bound({array, 0});
@@ -559,15 +554,9 @@ class FakeWorld : public ControllerSink {
           NewBuffer(w, target.ref(), {}, 0).poison = op.poison().why();
         }
         return;
-      case WorkerOp::kAbortLaunch:
-        w.aborted[op.abort_launch().ticket()] = op.abort_launch().why();
-        return;
-      case WorkerOp::kVoidSpan:
-        w.void_spans.push_back(op.void_span().place());
-        return;
-      case WorkerOp::kPeerLost:
-        w.lost_peers[op.peer_lost().incarnation()] = op.peer_lost().why();
-        return;
+      case WorkerOp::kAbortLaunch: w.aborted[op.abort_launch().ticket()] = op.abort_launch().why(); return;
+      case WorkerOp::kVoidSpan: w.void_spans.push_back(op.void_span().place()); return;
+      case WorkerOp::kPeerLost: w.lost_peers[op.peer_lost().incarnation()] = op.peer_lost().why(); return;
       case WorkerOp::kCancelSession: {
         const uint64_t session = op.cancel_session().session();
         std::vector<Task> kept;
@@ -593,12 +582,8 @@ class FakeWorld : public ControllerSink {
         Report(w, std::move(report));
         return;
       }
-      case WorkerOp::kScheduling:
-        scheduling = op.scheduling();
-        return;
-      case WorkerOp::OP_NOT_SET:
-        ADD_FAILURE() << "an empty operation";
-        return;
+      case WorkerOp::kScheduling: scheduling = op.scheduling(); return;
+      case WorkerOp::OP_NOT_SET: ADD_FAILURE() << "an empty operation"; return;
     }
   }
 
@@ -653,8 +638,7 @@ class FakeWorld : public ControllerSink {
           if (piece.has_remote() && Remote(w, piece.remote(), &lost) == nullptr && !lost) return false;
         }
         return true;
-      case Task::kRead:
-        return Settled(w, KeyOf(task.op.read().ref()));
+      case Task::kRead: return Settled(w, KeyOf(task.op.read().ref()));
       case Task::kWatch:
         for (uint64_t array : task.op.watch().arrays()) {
           for (auto it = w.buffers.lower_bound({array, 0}); it != w.buffers.end() && it->first.first == array; ++it) {
@@ -797,12 +781,12 @@ class FakeWorld : public ControllerSink {
     WorkerReport done;
     auto box = [](const Box& proto, const Dims& whole) {
       if (proto.start_size() == 0) return IndexBox::Whole(whole);
-      return IndexBox{Dims(proto.start().begin(), proto.start().end()), Dims(proto.limit().begin(), proto.limit().end())};
+      return IndexBox{Dims(proto.start().begin(), proto.start().end()),
+                      Dims(proto.limit().begin(), proto.limit().end())};
     };
     for (const Piece& piece : buffer.pieces()) {
       std::optional<StatusProto> lost;
-      const Buffer* source =
-          piece.has_local() ? &w.buffers.at(KeyOf(piece.local())) : Remote(w, piece.remote(), &lost);
+      const Buffer* source = piece.has_local() ? &w.buffers.at(KeyOf(piece.local())) : Remote(w, piece.remote(), &lost);
       if (piece.has_remote() && --task.edges->at(piece.remote().edge()) == 0) {
         done.mutable_transfers_done()->add_transfers(piece.remote().edge());
       }

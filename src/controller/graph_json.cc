@@ -33,8 +33,11 @@ json GraphOfLaunch(const Launch& launch) {
     for (const BufferRefProto& shard : arg.shards()) add(shard.array());
   }
   for (uint64_t output : launch.outputs()) outputs.push_back(ArrayId(output).ToString());
-  json entry = {{"ticket", Ticket(launch.ticket()).ToString()}, {"session", SessionId(launch.session()).ToString()},
-                {"state", "parked"}, {"devices", launch.devices()}, {"inputs", std::move(inputs)},
+  json entry = {{"ticket", Ticket(launch.ticket()).ToString()},
+                {"session", SessionId(launch.session()).ToString()},
+                {"state", "parked"},
+                {"devices", launch.devices()},
+                {"inputs", std::move(inputs)},
                 {"outputs", std::move(outputs)}};
   if (!launch.call_site().empty()) entry["call_site"] = launch.call_site();
   return entry;
@@ -56,8 +59,9 @@ std::string Controller::Impl::GraphJson() const {
           launches.push_back(std::move(launch));
         } else if (entry.op.has_reshard_send()) {
           const ReshardSend& send = entry.op.reshard_send();
-          for (const std::string& array : send.has_source() ? ArraysOf(send.source())
-                                                            : std::vector<std::string>{ArrayId(send.target()).ToString()}) {
+          for (const std::string& array : send.has_source()
+                                              ? ArraysOf(send.source())
+                                              : std::vector<std::string>{ArrayId(send.target()).ToString()}) {
             publishes.push_back({{"transfer", TransferId(send.transfer()).ToString()}, {"array", array}});
           }
         } else if (entry.op.has_reshard_receive()) {
@@ -73,8 +77,8 @@ std::string Controller::Impl::GraphJson() const {
         }
       }
     }
-    waiting[slot.id.ToString()] = {{"launches", std::move(launches)}, {"makes", std::move(makes)},
-                                   {"publishes", std::move(publishes)}};
+    waiting[slot.id.ToString()] = {
+        {"launches", std::move(launches)}, {"makes", std::move(makes)}, {"publishes", std::move(publishes)}};
     devices[slot.id.ToString()] = json::array();
   }
   for (int32_t id = 0; cluster_.Known(DeviceId(id)); ++id) {
@@ -82,8 +86,8 @@ std::string Controller::Impl::GraphJson() const {
     devices[cluster_.slots()[static_cast<size_t>(device.slot)].id.ToString()].push_back(
         {{"id", id}, {"local", device.ordinal}});
   }
-  return json{{"devices", std::move(devices)}, {"waiting", std::move(waiting)}}.dump(
-      -1, ' ', false, json::error_handler_t::replace);
+  return json{{"devices", std::move(devices)}, {"waiting", std::move(waiting)}}.dump(-1, ' ', false,
+                                                                                     json::error_handler_t::replace);
 }
 
 }  // namespace landbridge

@@ -105,9 +105,9 @@ void HostUploads::LoseLife(Life* life) {
   std::vector<uint64_t> keys;
   for (auto& [key, buffer] : buffers_) {
     const size_t before = buffer.targets.size();
-    const bool was_to_come = std::any_of(buffer.targets.begin(), buffer.targets.end(), [life](const Destination& target) {
-      return target.life == life && !target.sent;
-    });
+    const bool was_to_come =
+        std::any_of(buffer.targets.begin(), buffer.targets.end(),
+                    [life](const Destination& target) { return target.life == life && !target.sent; });
     if (was_to_come && buffer.pulled) sink_->ServeHostBuffer(key, {});
     buffer.targets.erase(std::remove_if(buffer.targets.begin(), buffer.targets.end(),
                                         [life](const Destination& target) { return target.life == life; }),

@@ -50,10 +50,10 @@ class HostUploads {
   struct Buffer {
     SessionId session;
     bool pulled = false;
-    bool known = false;                      // bytes or error are here
+    bool known = false;  // bytes or error are here
     std::shared_ptr<const std::string> bytes;
     absl::Status error;
-    std::vector<Destination> targets;        // that have not got it
+    std::vector<Destination> targets;  // that have not got it
   };
   WorkerOp DataOp(uint64_t key, const Buffer& buffer) const;
   void DropIfDone(uint64_t key);

@@ -227,8 +227,8 @@ void Controller::Impl::SpreadErrors(Life* life, std::deque<std::pair<Life*, std:
         const absl::Status* why = failure_of(*transfer->plan, send.source(), send.target(),
                                              transfer->plan->plan.targets[piece.target].pieces[piece.piece]);
         if (why == nullptr) continue;
-        auto at = std::find_if(more->begin(), more->end(),
-                               [&](const auto& item) { return item.first == transfer->to; });
+        auto at =
+            std::find_if(more->begin(), more->end(), [&](const auto& item) { return item.first == transfer->to; });
         if (at == more->end()) at = more->insert(more->end(), {transfer->to, {}});
         at->second.push_back({{transfer->target, piece.target}, *why});
       }

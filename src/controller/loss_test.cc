@@ -36,7 +36,7 @@ class LossTest : public ::testing::Test {
 // In a large cluster a loss is news for few.
 TEST_F(LossTest, WhoHasExchangedBytesWithALostWorkerIsTold) {
   ArrayId here = Up(world.Single(0, {2}), {1, 2});
-  CopyTo(here, {DeviceId(2)});    // 1 pulls from 0
+  CopyTo(here, {DeviceId(2)});  // 1 pulls from 0
   world.RunAll();
   const uint64_t lost = world.slots.at(0).value();
   world.Kill(0);
@@ -44,7 +44,7 @@ TEST_F(LossTest, WhoHasExchangedBytesWithALostWorkerIsTold) {
   EXPECT_TRUE(world.At(1).lost_peers.contains(lost));
   EXPECT_FALSE(world.At(2).lost_peers.contains(lost));
   ArrayId there = Up(world.Single(4, {2}), {3, 4});
-  CopyTo(there, {DeviceId(2)});   // 2 is pulled from by 1
+  CopyTo(there, {DeviceId(2)});  // 2 is pulled from by 1
   world.RunAll();
   const uint64_t puller = world.slots.at(1).value();
   world.Kill(1);
@@ -74,8 +74,9 @@ TEST_F(LossTest, ExactlyTheShardsThereAreLost) {
   world.RunAll();
   EXPECT_EQ(FromBytes(world.reads.at(read)->data), (Values{9, 10}));
   // What is left can be resharded; what is gone stays an error, per shard.
-  ArrayId moved = world.controller.Reshard(kSession, {half}, {world.Rows(world.Devices(2), {4})},
-                                           CopySemantics::kAlwaysCopy, 0, 0).value()[0];
+  ArrayId moved =
+      world.controller.Reshard(kSession, {half}, {world.Rows(world.Devices(2), {4})}, CopySemantics::kAlwaysCopy, 0, 0)
+          .value()[0];
   std::vector<ArrayId> ends = world.controller.Disassemble(kSession, moved, CopySemantics::kReuse).value();
   ExpectLost(world.ReadWhole(kSession, ends[0]).status(), 0);
   EXPECT_EQ(*world.ReadWhole(kSession, ends[1]), (Values{7, 8}));
@@ -131,8 +132,10 @@ TEST_F(LossTest, APoisonedShardBesideALivingOneIsFreedOnce) {
   world.RunAll();
   world.Kill(1);
   // Shard 0 is pulled from slot 0, shard 1 is a copy of it; both wait for slot 1.
-  ArrayId copy = world.controller.Reshard(kSession, {source}, {world.Replicated({DeviceId(2), DeviceId(3)}, {2})},
-                                          CopySemantics::kAlwaysCopy, 0, 0).value()[0];
+  ArrayId copy = world.controller
+                     .Reshard(kSession, {source}, {world.Replicated({DeviceId(2), DeviceId(3)}, {2})},
+                              CopySemantics::kAlwaysCopy, 0, 0)
+                     .value()[0];
   world.Kill(0);
   world.Start(1);
   world.RunAll();
@@ -199,8 +202,8 @@ TEST_F(LossTest, ErrorsTravelAlongWhatWaitsForAbsentWorkers) {
 
 TEST_F(LossTest, BlockedWorkAtALiveWorkerIsPoisonedAtOnce) {
   world.Kill(0);
-  ArrayId a = Up(world.Single(0, {2}), {1, 2});    // waits for a worker at 0
-  ArrayId b = CopyTo(a, {DeviceId(2)});             // blocked at 1
+  ArrayId a = Up(world.Single(0, {2}), {1, 2});  // waits for a worker at 0
+  ArrayId b = CopyTo(a, {DeviceId(2)});          // blocked at 1
   const ArraySpec spec = world.Single(2, {2});
   ExecutableId f = world.controller.AddExecutable(kSession, world.Program(spec, 1, 1), {DeviceId(2)}).value();
   ArrayId c = world.controller.Execute(kSession, {f, {b}, {}, {}, 0, ""}, 0, 0).value().outputs[0];
@@ -255,9 +258,9 @@ TEST(CreditTest, TheOldestNodeNeedsNoCredit) {
     return world.controller.Copy(kSession, {array}, &devices, nullptr, CopySemantics::kAlwaysCopy, 0, 0).value()[0];
   };
   ArrayId source = world.Put(kSession, world.Single(1, {2}), {1, 2}).value();
-  ArrayId first = copy(source, 0);    // blocked: slot 1 is not there
-  ArrayId there = copy(first, 2);     // takes slot 2's credit, waits for the first
-  ArrayId back = copy(there, 0);      // takes slot 0's credit, waits for that
+  ArrayId first = copy(source, 0);  // blocked: slot 1 is not there
+  ArrayId there = copy(first, 2);   // takes slot 2's credit, waits for the first
+  ArrayId back = copy(there, 0);    // takes slot 0's credit, waits for that
   world.RunAll();
   EXPECT_FALSE(world.resolved.contains(world.Wait(kSession, {back})));
   world.Start(1);

@@ -193,9 +193,8 @@ absl::StatusOr<Controller::Impl::Array*> Controller::Impl::FindToMove(SessionId 
 }
 
 absl::StatusOr<std::vector<ArrayId>> Controller::Impl::Reshard(SessionId session, absl::Span<const ArrayId> ids,
-                                                               std::vector<ArraySpec> outputs,
-                                                               CopySemantics semantics, uint64_t user_context,
-                                                               TimeNs now) {
+                                                               std::vector<ArraySpec> outputs, CopySemantics semantics,
+                                                               uint64_t user_context, TimeNs now) {
   LB_RETURN_IF_ERROR(CheckSession(session));
   if (ids.size() != outputs.size()) {
     return absl::InvalidArgumentError(absl::StrCat("reshard: ", ids.size(), " arrays, ", outputs.size(), " targets"));

@@ -26,7 +26,7 @@ struct Node {
   absl::Status error;                     // that is known
   bool sent = false;
   TimeNs since = 0;
-  PlanPtr plan;                           // of a reshard
+  PlanPtr plan;  // of a reshard
 };
 
 class NodeTable {
@@ -41,7 +41,7 @@ class NodeTable {
 
   // The reference holds until the next Add.
   Node& Add(Ticket ticket, Life* life, SessionId session, TimeNs now);
-  void AddArray(Node& node, ArrayId id);   // that it makes
+  void AddArray(Node& node, ArrayId id);  // that it makes
   Node* Find(Ticket ticket) {
     auto it = nodes_.find(ticket);
     return it == nodes_.end() ? nullptr : &it->second;

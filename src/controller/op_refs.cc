@@ -36,12 +36,8 @@ OpRefs RefsOf(const WorkerOp& op) {
       refs.uses.push_back(ProgramKey(launch.executable()));
       break;
     }
-    case WorkerOp::kLoad:
-      refs.makes.push_back(ProgramKey(op.load().executable()));
-      break;
-    case WorkerOp::kUnload:
-      refs.ends.push_back(ProgramKey(op.unload().executable()));
-      break;
+    case WorkerOp::kLoad: refs.makes.push_back(ProgramKey(op.load().executable())); break;
+    case WorkerOp::kUnload: refs.ends.push_back(ProgramKey(op.unload().executable())); break;
     case WorkerOp::kUpload:
       for (const Target& target : op.upload().targets()) refs.makes.push_back(target.ref().array());
       break;
@@ -53,9 +49,7 @@ OpRefs RefsOf(const WorkerOp& op) {
       if (op.reshard_send().has_source()) UseSource(op.reshard_send().source(), &refs);
       if (op.reshard_send().target() != 0) refs.uses.push_back(op.reshard_send().target());
       break;
-    case WorkerOp::kRead:
-      refs.uses.push_back(op.read().ref().array());
-      break;
+    case WorkerOp::kRead: refs.uses.push_back(op.read().ref().array()); break;
     case WorkerOp::kWatch:
       for (uint64_t array : op.watch().arrays()) refs.uses.push_back(array);
       for (const BufferRefProto& shard : op.watch().shards()) refs.uses.push_back(shard.array());
@@ -67,15 +61,12 @@ OpRefs RefsOf(const WorkerOp& op) {
     case WorkerOp::kPoison:
       for (const Target& target : op.poison().targets()) refs.makes.push_back(target.ref().array());
       break;
-    default:
-      break;
+    default: break;
   }
   return refs;
 }
 
-bool IsNode(const WorkerOp& op) {
-  return op.has_launch() || op.has_upload() || op.has_reshard_receive();
-}
+bool IsNode(const WorkerOp& op) { return op.has_launch() || op.has_upload() || op.has_reshard_receive(); }
 
 Ticket TicketOf(const WorkerOp& op) {
   switch (op.op_case()) {

@@ -13,8 +13,8 @@ namespace landbridge::ctl {
 // Array ids (of buffer groups), coarser than shards, which only makes order stricter; and programs.
 struct OpRefs {
   absl::InlinedVector<uint64_t, 8> makes;
-  absl::InlinedVector<uint64_t, 8> uses;    // needs it; must come after its maker and before its end
-  absl::InlinedVector<uint64_t, 8> ends;    // deletes or gives it away; must come after all uses
+  absl::InlinedVector<uint64_t, 8> uses;  // needs it; must come after its maker and before its end
+  absl::InlinedVector<uint64_t, 8> ends;  // deletes or gives it away; must come after all uses
 };
 OpRefs RefsOf(const WorkerOp& op);
 

@@ -33,8 +33,7 @@ absl::StatusOr<PlanPtr> PlanTable::Get(const Dims& dims, const Sharding::Ptr& so
   latest_.emplace_front(question, plan);
   by_question_.emplace(question, latest_.begin());
   pieces_ += plan->plan.pieces;
-  while (latest_.size() > 1 &&
-         (latest_.size() > limits::kReshardPlansMax || pieces_ > limits::kReshardPlanPiecesMax)) {
+  while (latest_.size() > 1 && (latest_.size() > limits::kReshardPlansMax || pieces_ > limits::kReshardPlanPiecesMax)) {
     pieces_ -= latest_.back().second->plan.pieces;
     by_question_.erase(latest_.back().first);
     latest_.pop_back();
@@ -46,8 +45,7 @@ absl::StatusOr<PlanPtr> PlanTable::Make(const Question& question, const std::vec
   const ReshardOptions options{usable, question.keep_in_place};
   auto plan = std::make_shared<Plan>();
   auto location = [this](DeviceId device) { return cluster_->LocationOf(device); };
-  LB_ASSIGN_OR_RETURN(plan->plan,
-                      PlanReshard(question.dims, *question.source, *question.target, location, options));
+  LB_ASSIGN_OR_RETURN(plan->plan, PlanReshard(question.dims, *question.source, *question.target, location, options));
   auto place = [this](DeviceId device) {
     return PlacedDevice{cluster_->LocationOf(device), cluster_->At(device).ordinal};
   };
@@ -91,8 +89,7 @@ void PlansTold::Name(const Plan& plan, int slot, ReshardPlanRef* ref) {
   latest_.push_front({plan.id, plan.plan.pieces});
   by_id_.emplace(plan.id, latest_.begin());
   pieces_ += plan.plan.pieces;
-  while (latest_.size() > 1 &&
-         (latest_.size() > limits::kReshardPlansMax || pieces_ > limits::kReshardPlanPiecesMax)) {
+  while (latest_.size() > 1 && (latest_.size() > limits::kReshardPlansMax || pieces_ > limits::kReshardPlanPiecesMax)) {
     ref->add_forget(latest_.back().id);
     pieces_ -= latest_.back().pieces;
     by_id_.erase(latest_.back().id);

@@ -23,18 +23,18 @@ class ClusterTable;
 struct Plan {
   uint64_t id = 0;
   ReshardPlan plan;
-  ReshardPlanProto definition;            // without `self`
+  ReshardPlanProto definition;  // without `self`
   struct Worker {
     int slot = 0;
-    std::vector<uint32_t> source;         // shards of the source that are there
-    std::vector<uint32_t> makes;          // shards of the target that are made there
-    std::vector<uint32_t> edges_in;       // numbers in plan.edges
-    bool uses_source = false;             // makes take something of `source`
+    std::vector<uint32_t> source;    // shards of the source that are there
+    std::vector<uint32_t> makes;     // shards of the target that are made there
+    std::vector<uint32_t> edges_in;  // numbers in plan.edges
+    bool uses_source = false;        // makes take something of `source`
   };
-  std::vector<Worker> workers;            // as numbered in the definition
-  bool keeps = false;                     // some shard stays where it is, or is not there
+  std::vector<Worker> workers;  // as numbered in the definition
+  bool keeps = false;           // some shard stays where it is, or is not there
 
-  const Worker& At(int slot) const;       // one of them
+  const Worker& At(int slot) const;  // one of them
   // A piece of something that is made at `slot` is taken from there.
   bool IsLocal(const ReshardPiece& piece, int slot) const;
 };

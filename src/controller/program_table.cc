@@ -234,25 +234,23 @@ absl::Status CheckArgument(const ExecutableInfo& info, const Placement& placemen
   const TensorInfo& want = info.parameters(parameter);
   auto name = [&] { return absl::StrCat("argument ", parameter, " of '", info.name(), "'"); };
   if (spec.sharding->devices() != placement.devices) {
-    return absl::InvalidArgumentError(absl::StrCat(name(), " is ", spec.sharding->ToString(), ", but the program runs on ",
-                                                   placement.devices.size(), " devices from ",
-                                                   placement.devices[0].ToString(),
-                                                   " on; move it there with jax.device_put"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), " is ", spec.sharding->ToString(), ", but the program runs on ", placement.devices.size(),
+                     " devices from ", placement.devices[0].ToString(), " on; move it there with jax.device_put"));
   }
   const auto dtype = static_cast<DType>(want.dtype());
   if (dtype == DType::kToken) return absl::OkStatus();  // carries nothing
   if (spec.dtype != dtype) {
-    return absl::InvalidArgumentError(absl::StrCat(name(), " has dtype ", DTypeName(spec.dtype), ", but ",
-                                                   DTypeName(dtype), " is needed"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), " has dtype ", DTypeName(spec.dtype), ", but ", DTypeName(dtype), " is needed"));
   }
   const absl::Span<const int64_t> dims(want.device_dims().data(), static_cast<size_t>(want.device_dims_size()));
   for (uint32_t shard = 0; shard < spec.sharding->num_shards(); ++shard) {
     LB_ASSIGN_OR_RETURN(Dims have, spec.sharding->ShardDims(spec.dims, shard));
     if (absl::MakeConstSpan(have) != dims) {
-      return absl::InvalidArgumentError(absl::StrCat(name(), " has shape ", DimsToString(spec.dims), ", ",
-                                                     DimsToString(have), " on device ",
-                                                     spec.sharding->devices()[shard].value(), ", but ",
-                                                     DimsToString(dims), " is needed there"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name(), " has shape ", DimsToString(spec.dims), ", ", DimsToString(have), " on device ",
+                       spec.sharding->devices()[shard].value(), ", but ", DimsToString(dims), " is needed there"));
     }
   }
   return absl::OkStatus();

@@ -22,10 +22,10 @@ struct Placement {
   std::vector<DeviceId> devices;
   struct Part {
     int slot = 0;
-    std::vector<uint32_t> shards;              // logical devices that are there, ascending
-    std::vector<uint32_t> ordinals;            // of those, in the worker
+    std::vector<uint32_t> shards;    // logical devices that are there, ascending
+    std::vector<uint32_t> ordinals;  // of those, in the worker
   };
-  std::vector<Part> parts;                     // one, unless it spans workers; in order of their first logical device
+  std::vector<Part> parts;  // one, unless it spans workers; in order of their first logical device
   bool spans() const { return parts.size() > 1; }
   std::vector<std::shared_ptr<const ArraySpec>> outputs;
   // The specs of the arguments that passed the checks last time, so that a steady loop checks nothing.
@@ -40,12 +40,12 @@ struct Program {
     bool serving = false;
     absl::Status error;
   };
-  ExecutableId id;                             // what workers call it
+  ExecutableId id;  // what workers call it
   std::shared_ptr<const ProgramImage> compiled;
   Placement home;
   std::vector<std::pair<DeviceId, std::unique_ptr<Placement>>> elsewhere;  // of portable programs
   absl::InlinedVector<Load, 1> loads;
-  std::vector<bool> donated;                   // by parameter
+  std::vector<bool> donated;  // by parameter
   bool donates = false;
   size_t users = 0;
 };

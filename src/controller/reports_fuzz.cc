@@ -107,7 +107,9 @@ class Run {
     spec.sharding = *Sharding::FromOpSharding(devices, MemoryKind::kDevice, op);
     return spec;
   }
-  ArrayId Array(Choices& choices) { return arrays.empty() ? ArrayId(choices.Id()) : arrays[choices.Byte() % arrays.size()]; }
+  ArrayId Array(Choices& choices) {
+    return arrays.empty() ? ArrayId(choices.Id()) : arrays[choices.Byte() % arrays.size()];
+  }
 
   // One call of a client.
   void Call(Choices& choices) {
@@ -119,7 +121,8 @@ class Run {
           shards[i].shards = {i};
           shards[i].key = next_key++;
           shards[i].image_bytes = 8 / static_cast<int64_t>(devices.size());
-          if (choices.Flag()) shards[i].bytes = std::make_shared<std::string>(static_cast<size_t>(shards[i].image_bytes), 'h');
+          if (choices.Flag())
+            shards[i].bytes = std::make_shared<std::string>(static_cast<size_t>(shards[i].image_bytes), 'h');
         }
         Keep(controller.MakeFromHost(session, Spec(devices), std::move(shards), 0, ++now));
         break;
@@ -158,7 +161,8 @@ class Run {
       case 3: {
         const std::vector<DeviceId> devices = Devices(choices.Byte());
         const ArrayId id = Array(choices);
-        auto made = controller.Copy(session, {&id, 1}, &devices, nullptr, static_cast<CopySemantics>(choices.Below(3)), 0, ++now);
+        auto made = controller.Copy(session, {&id, 1}, &devices, nullptr, static_cast<CopySemantics>(choices.Below(3)),
+                                    0, ++now);
         if (made.ok()) arrays.insert(arrays.end(), made->begin(), made->end());
         break;
       }
@@ -226,7 +230,8 @@ std::vector<std::string> FuzzSeeds() {
   for (int i = 0; i < 40; ++i) work += std::string("\x00", 1) + static_cast<char>(i * 5) + "\x01\x02\x01\x03";
   std::string steps;
   for (const WorkerReport& report : {failed, read, progress}) {
-    steps += std::string("\x00\x00\x01\x00\x01\x00", 6) + std::string("\x02\x00", 2) + WithLength(report.SerializeAsString());
+    steps += std::string("\x00\x00\x01\x00\x01\x00", 6) + std::string("\x02\x00", 2) +
+             WithLength(report.SerializeAsString());
   }
   std::string random;
   for (int i = 0; i < 900; ++i) random.push_back(static_cast<char>(i * 7919 >> 3));
@@ -246,7 +251,8 @@ void FuzzOne(absl::string_view input) {
       case 2: {
         WorkerReport report;
         const absl::string_view bytes = choices.Text();
-        if (report.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) run.controller.OnReport(life, report, ++run.now);
+        if (report.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+          run.controller.OnReport(life, report, ++run.now);
         break;
       }
       case 3: {

@@ -119,7 +119,8 @@ void Requests::EndExplain(RequestId request, const Life* life, std::string json)
   ExplainState& state = it->second;
   auto at = std::find_if(state.open.begin(), state.open.end(), [life](const auto& open) { return open.first == life; });
   if (at == state.open.end()) return;
-  absl::StrAppend(&state.text, state.text.back() == '{' ? "" : ",", "\"", at->second, "\":", json.empty() ? "null" : json);
+  absl::StrAppend(&state.text, state.text.back() == '{' ? "" : ",", "\"", at->second,
+                  "\":", json.empty() ? "null" : json);
   state.open.erase(at);
   EndExplainIfDone(request);
 }

@@ -38,7 +38,7 @@ class Requests {
   bool HasLaunchWait(Ticket ticket) const { return launches_.contains(ticket); }
   void EndLaunch(Ticket ticket, const absl::Status& status);
   template <typename Fn>
-  void ForEachLaunchWait(Fn fn) const {        // in no order
+  void ForEachLaunchWait(Fn fn) const {  // in no order
     for (const auto& [ticket, requests] : launches_) fn(ticket);
   }
 
@@ -48,8 +48,8 @@ class Requests {
   // From the worker. False: no such read there.
   bool EndRead(RequestId request, const Life* life, const ReadReady& ready, uint64_t space);
   struct Released {
-    Life* life = nullptr;      // null: nothing to do
-    bool answered = false;     // else it still waits there
+    Life* life = nullptr;   // null: nothing to do
+    bool answered = false;  // else it still waits there
   };
   Released ReleaseRead(RequestId request);
 
@@ -74,7 +74,7 @@ class Requests {
  private:
   struct Wait {
     SessionId session;
-    size_t open = 1;           // pieces, and one until StartWait
+    size_t open = 1;  // pieces, and one until StartWait
     absl::Status error;
   };
   struct Watch {
@@ -85,10 +85,10 @@ class Requests {
     SessionId session;
     Life* life = nullptr;
     int64_t bytes = 0;
-    bool answered = false;     // published there until ReleaseRead
+    bool answered = false;  // published there until ReleaseRead
   };
   struct ExplainState {
-    std::string text;          // JSON so far
+    std::string text;  // JSON so far
     std::vector<std::pair<const Life*, std::string>> open;
   };
   struct Answer {

@@ -34,11 +34,11 @@ std::string Describe(const WorkerOp& op) {
 
 std::string Controller::Impl::StatusJson(TimeNs now) const {
   json out;
-  out["counts"] = {{"sessions", sessions_.size()}, {"arrays", buffers_.arrays()}, {"buffers", buffers_.groups()},
-                   {"executables", programs_.size()}, {"requests", requests_.size()},
-                   {"launches_unfinished", nodes_.size()}, {"ops_parked", dispatcher_.waiting()},
-                   {"transfers", transfers_.size()}, {"host_buffers", uploads_.size()},
-                   {"reports_ignored", stale_reports_}};
+  out["counts"] = {{"sessions", sessions_.size()},        {"arrays", buffers_.arrays()},
+                   {"buffers", buffers_.groups()},        {"executables", programs_.size()},
+                   {"requests", requests_.size()},        {"launches_unfinished", nodes_.size()},
+                   {"ops_parked", dispatcher_.waiting()}, {"transfers", transfers_.size()},
+                   {"host_buffers", uploads_.size()},     {"reports_ignored", stale_reports_}};
   out["reshard_plans"] = {{"kept", plans_.size()}, {"made", plans_.made()}};
 
   struct SessionFigures {
@@ -60,10 +60,15 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
   json sessions = json::array();
   for (const auto& [session, at] : figures) {
     const ctl::Pressure pressure = dispatcher_.PressureOf(session);
-    sessions.push_back({{"session", session.ToString()}, {"arrays", at.arrays}, {"arrays_in_error", at.lost},
-                        {"bytes", at.bytes}, {"executables", programs_.of(session)},
-                        {"requests", requests_.of(session)}, {"parked_ops", pressure.ops},
-                        {"parked_bytes", pressure.bytes}, {"paused", pressure.paused}});
+    sessions.push_back({{"session", session.ToString()},
+                        {"arrays", at.arrays},
+                        {"arrays_in_error", at.lost},
+                        {"bytes", at.bytes},
+                        {"executables", programs_.of(session)},
+                        {"requests", requests_.of(session)},
+                        {"parked_ops", pressure.ops},
+                        {"parked_bytes", pressure.bytes},
+                        {"paused", pressure.paused}});
   }
   out["sessions"] = std::move(sessions);
 
@@ -81,7 +86,8 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
     const ctl::Node& node = *nodes_.Find(ticket);
     json& list = sent_to[node.life];
     if (list.is_array() && list.size() >= kListedMax) continue;
-    list.push_back({{"ticket", ticket.ToString()}, {"session", node.session.ToString()},
+    list.push_back({{"ticket", ticket.ToString()},
+                    {"session", node.session.ToString()},
                     {"age_ms", (now - node.since) / kMillisecond}});
   }
 
@@ -89,10 +95,15 @@ std::string Controller::Impl::StatusJson(TimeNs now) const {
   for (size_t i = 0; i < cluster_.slots().size(); ++i) {
     const ctl::ClusterTable::Slot& slot = cluster_.slots()[i];
     const Life& life = *slot.life;
-    json at = {{"slice", slot.id.slice.value()}, {"worker", slot.id.index}, {"up", life.up},
-               {"name", life.up ? life.name : slot.last_name}, {"incarnation", life.incarnation.ToString()},
-               {"unfinished", life.unfinished}, {"bytes", bytes_at[static_cast<int>(i)]},
-               {"parked", life.parked.size()}, {"blocked", life.blocked.size()}};
+    json at = {{"slice", slot.id.slice.value()},
+               {"worker", slot.id.index},
+               {"up", life.up},
+               {"name", life.up ? life.name : slot.last_name},
+               {"incarnation", life.incarnation.ToString()},
+               {"unfinished", life.unfinished},
+               {"bytes", bytes_at[static_cast<int>(i)]},
+               {"parked", life.parked.size()},
+               {"blocked", life.blocked.size()}};
     json waiting = json::array();
     for (const auto* queue : {&life.blocked, &life.parked}) {
       for (const ctl::ParkedOp& entry : *queue) {

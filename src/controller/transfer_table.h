@@ -19,11 +19,11 @@ struct Transfer {
   SessionId session;
   Life* from = nullptr;
   Life* to = nullptr;
-  ArrayId target;           // what it makes
+  ArrayId target;  // what it makes
   PlanPtr plan;
-  uint32_t edge = 0;        // of the plan
-  bool published = false;   // the source's worker was told
-  bool asked = false;       // the destination's worker was told
+  uint32_t edge = 0;             // of the plan
+  bool published = false;        // the source's worker was told
+  bool asked = false;            // the destination's worker was told
   std::vector<ArrayId> sources;  // what the bytes are part of; only kept for sequential dispatch
 
   const ReshardEdge& plan_edge() const { return plan->plan.edges[edge]; }

@@ -99,7 +99,7 @@ Withdrawals::Decision Withdrawals::DecideOne(const WithdrawnLaunch& launch,
   if (auto earlier = decided_.find(launch.ticket); earlier != decided_.end()) decision.spoilt = earlier->second.spoilt;
 
   bool doomed = launch.root || decision.spoilt;
-  bool starved = false;   // it started where an input never comes: it cannot end by itself
+  bool starved = false;  // it started where an input never comes: it cannot end by itself
   size_t started = 0, finished = 0;
   for (const Place& part : launch.parts) {
     const PartAnswer* answer = AnswerOf(launch.ticket, part);

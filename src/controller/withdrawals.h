@@ -25,15 +25,15 @@ struct WithdrawnLaunch {
     uint32_t member = 0;
     friend auto operator<=>(const Place&, const Place&) = default;
   };
-  struct Input {                 // from another launch of the set
+  struct Input {  // from another launch of the set
     Ticket producer;
     Place made_at, used_at;
   };
   Ticket ticket;
   bool root = false;
-  bool stand_ins = true;         // may end on stand-ins: no side effects, no loops whose collectives depend on data
-  std::vector<Place> parts;      // on workers that are there
-  bool lost_part = false;        // a worker was lost with a part that had not ended
+  bool stand_ins = true;     // may end on stand-ins: no side effects, no loops whose collectives depend on data
+  std::vector<Place> parts;  // on workers that are there
+  bool lost_part = false;    // a worker was lost with a part that had not ended
   std::vector<Input> inputs;
 };
 
@@ -74,7 +74,7 @@ class Withdrawals {
   struct Decision {
     LaunchVerdict verdict;
     std::vector<SliceId> slices;
-    bool spoilt = false;           // was to finish on stand-ins once
+    bool spoilt = false;  // was to finish on stand-ins once
     std::vector<WithdrawnLaunch::Place> good;
   };
   using Place = WithdrawnLaunch::Place;
@@ -90,11 +90,11 @@ class Withdrawals {
   uint64_t round_ = 0;
   bool round_open_ = false;
   TimeNs asked_at_ = 0;
-  std::set<Ticket> roots_;                              // of the open question
-  std::set<Ticket> next_roots_;                         // of the next one
-  std::set<Ticket> asked_;                              // of questions that were given up for the open one
+  std::set<Ticket> roots_;       // of the open question
+  std::set<Ticket> next_roots_;  // of the next one
+  std::set<Ticket> asked_;       // of questions that were given up for the open one
   std::vector<WithdrawnLaunch> set_;
-  std::map<SliceId, std::vector<Ticket>> missing_;      // slices that have not answered, and what they were asked
+  std::map<SliceId, std::vector<Ticket>> missing_;  // slices that have not answered, and what they were asked
   std::map<std::pair<Ticket, Place>, PartAnswer> answers_;
   std::map<SliceId, uint64_t> epochs_;
   std::map<Ticket, Decision> decided_;

@@ -115,8 +115,8 @@ TEST_F(WithdrawalsTest, AllSurvivorsFinishedIsDone) {  // [4]
 
 TEST_F(WithdrawalsTest, AGangThatLostAMemberIsAbortedAndWhatFinishedStays) {  // [4]
   Launch(1, {0, 1}).lost_part = true;
-  Launch(2, {0}, {1});   // takes the shard that is finished
-  Launch(3, {1}, {1});   // takes the other
+  Launch(2, {0}, {1});  // takes the shard that is finished
+  Launch(3, {1}, {1});  // takes the other
   Withdraw({1});
   Answer(0, {{1, kFinished}, {2, kNot}});
   Answer(1, {{1, kStarted}, {3, kNot}});

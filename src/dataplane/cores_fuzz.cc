@@ -70,9 +70,8 @@ class Run {
     if (!used.insert(id).second) return;  // ids are never re-used
     auto memory = std::make_shared<std::string>(size, '\0');
     open[id] = memory;
-    pulls.Start(PullId(id), peer, Key{5, id % 7}, offset, memory->data(), size, [this, id](const absl::Status&) {
-      LB_CHECK(open.erase(id) == 1);
-    });
+    pulls.Start(PullId(id), peer, Key{5, id % 7}, offset, memory->data(), size,
+                [this, id](const absl::Status&) { LB_CHECK(open.erase(id) == 1); });
   }
 
   PullCore pulls;
@@ -96,7 +95,8 @@ Message AnyMessage(Choices& choices) {
   message.pull = PullId(choices.Id());
   message.offset = choices.U64() % (limits::kTransferBytesMax + 1);
   message.size = choices.U64() % (limits::kTransferChunkBytes + 1);
-  message.end = std::min<uint64_t>(message.offset + message.size + choices.Byte(), limits::kTransferBytesMax + message.size);
+  message.end =
+      std::min<uint64_t>(message.offset + message.size + choices.Byte(), limits::kTransferBytesMax + message.size);
   return message;
 }
 
@@ -106,7 +106,8 @@ std::vector<std::string> FuzzSeeds() {
   std::string orderly, random, sensible;
   for (int i = 0; i < 60; ++i) orderly += {static_cast<char>(i % 10), static_cast<char>(i % 4), '\x03', '\x40', '\x01'};
   for (int i = 0; i < 600; ++i) random.push_back(static_cast<char>(i * 7919 >> 3));
-  for (int i = 0; i < 40; ++i) sensible += {'\0', static_cast<char>(i), '\x02', '\x7f', '\x02', static_cast<char>(i), '\x03', '\0'};
+  for (int i = 0; i < 40; ++i)
+    sensible += {'\0', static_cast<char>(i), '\x02', '\x7f', '\x02', static_cast<char>(i), '\x03', '\0'};
   return {orderly, random, sensible};
 }
 
@@ -117,7 +118,9 @@ void FuzzOne(absl::string_view input) {
   while (!choices.empty()) {
     const PeerId peer(2 + choices.Below(2));
     switch (choices.Below(14)) {
-      case 0: run.Pull(choices.Id(), peer, choices.Below(16), choices.Flag() ? choices.Below(256) : choices.Below(8) << 18); break;
+      case 0:
+        run.Pull(choices.Id(), peer, choices.Below(16), choices.Flag() ? choices.Below(256) : choices.Below(8) << 18);
+        break;
       case 1: run.pulls.Cancel(PullId(choices.Id()), absl::CancelledError("not any more")); break;
       case 2: {  // the answer to something that was asked for, or nearly
         if (run.asked.empty()) break;
@@ -149,7 +152,8 @@ void FuzzOne(absl::string_view input) {
       }
       case 4: {
         const Message message = AnyMessage(choices);
-        run.pulls.OnOffer(message.from, message, choices.Flag() ? message.size : choices.U64(), OfferId(run.next_offer++));
+        run.pulls.OnOffer(message.from, message, choices.Flag() ? message.size : choices.U64(),
+                          OfferId(run.next_offer++));
         break;
       }
       case 5: {
@@ -229,10 +233,12 @@ void FuzzOne(absl::string_view input) {
     run.Drain();
   }
   for (ServeId id : std::exchange(run.sends, {})) run.serves.OnSent(id, absl::UnavailableError("the end"));
-  for (const auto& [id, size] : std::exchange(run.reads, {})) run.serves.OnReadDone(id, absl::UnavailableError("the end"));
+  for (const auto& [id, size] : std::exchange(run.reads, {}))
+    run.serves.OnReadDone(id, absl::UnavailableError("the end"));
   run.Drain();
   LB_CHECK(run.open.empty() && run.pulls.pulls_quarantined() == 0 && run.pulls.bytes_fetching() == 0);
-  LB_CHECK(quiescent_due == 0 && run.serves.requests() == 0 && run.serves.sends() == 0 && run.serves.bytes_staged() == 0);
+  LB_CHECK(quiescent_due == 0 && run.serves.requests() == 0 && run.serves.sends() == 0 &&
+           run.serves.bytes_staged() == 0);
 }
 
 }  // namespace landbridge::fuzz

@@ -100,15 +100,15 @@ struct PeerBytes {
 };
 
 struct DataPlaneStats {
-  std::vector<PeerBytes> peers;       // in order of peer id
-  uint64_t bytes_sent = 0;            // over all peers, forgotten ones included
+  std::vector<PeerBytes> peers;  // in order of peer id
+  uint64_t bytes_sent = 0;       // over all peers, forgotten ones included
   uint64_t bytes_received = 0;
-  uint64_t pulls_open = 0;            // done not called yet, quarantined ones included
-  uint64_t pulls_quarantined = 0;     // failed or cancelled, a chunk may be landing at this moment
-  uint64_t reads_waiting = 0;         // peers' requests for keys that are not published yet
-  uint64_t sends_in_flight = 0;       // chunks that a peer is fetching
+  uint64_t pulls_open = 0;         // done not called yet, quarantined ones included
+  uint64_t pulls_quarantined = 0;  // failed or cancelled, a chunk may be landing at this moment
+  uint64_t reads_waiting = 0;      // peers' requests for keys that are not published yet
+  uint64_t sends_in_flight = 0;    // chunks that a peer is fetching
   uint64_t keys_published = 0;
-  uint64_t messages_dropped = 0;      // stale, malformed, unknown peer or token
+  uint64_t messages_dropped = 0;  // stale, malformed, unknown peer or token
 };
 
 // Thread-safety: all methods may be called from any thread, also from the callbacks. They do not block and
@@ -170,9 +170,9 @@ class DataPlane {
 };
 
 struct DataPlaneOptions {
-  PeerId self;                 // valid, random
+  PeerId self;  // valid, random
   Token token;
-  Authorizer authorizer;       // empty: every known peer may pull every key
+  Authorizer authorizer;  // empty: every known peer may pull every key
   // A connection broke by itself (peer killed, network). Its pulls end as below.
   std::function<void(PeerId, absl::Status)> peer_failed;
   // Pulls whose connection broke end with UNAVAILABLE: at once, or so much later, or before that with what ClosePeer says.

@@ -9,10 +9,18 @@ TEST_P(DataPlaneTest, PullsEverySize) {
   auto source = Make(101);
   auto sink = Make(102);
   Introduce(*source, *sink);
-  const uint64_t sizes[] = {0, 1, 63, 4096, limits::kTransferInlineBytesMax, limits::kTransferInlineBytesMax + 1,
-                            limits::kTransferSmallBytesMax, limits::kTransferSmallBytesMax + 1,
-                            limits::kTransferChunkBytes, limits::kTransferChunkBytes + 1,
-                            9 * limits::kTransferChunkBytes + 12345, 256u << 20};
+  const uint64_t sizes[] = {0,
+                            1,
+                            63,
+                            4096,
+                            limits::kTransferInlineBytesMax,
+                            limits::kTransferInlineBytesMax + 1,
+                            limits::kTransferSmallBytesMax,
+                            limits::kTransferSmallBytesMax + 1,
+                            limits::kTransferChunkBytes,
+                            limits::kTransferChunkBytes + 1,
+                            9 * limits::kTransferChunkBytes + 12345,
+                            256u << 20};
   uint64_t total = 0;
   for (uint64_t size : sizes) {
     const Key key{7, size};
@@ -40,8 +48,8 @@ TEST_P(DataPlaneTest, PullsSpansAtOffsets) {
   Introduce(*source, *sink);
   auto bytes = Bytes(10u << 20, 5);
   source->PublishSpan({1, 1}, View(bytes), bytes);
-  const std::pair<uint64_t, uint64_t> spans[] = {{0, 10}, {17, 5000}, {3u << 20, 5u << 20}, {(10u << 20) - 1, 1},
-                                                 {10u << 20, 0}};
+  const std::pair<uint64_t, uint64_t> spans[] = {
+      {0, 10}, {17, 5000}, {3u << 20, 5u << 20}, {(10u << 20) - 1, 1}, {10u << 20, 0}};
   for (auto [offset, size] : spans) {
     std::vector<std::byte> dst(size + 2, std::byte{0xee});
     Outcome outcome;

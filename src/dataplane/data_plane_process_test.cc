@@ -385,7 +385,8 @@ TEST_P(DataPlaneProcessTest, PeersComeAndGoAndLeaveNothing) {
   const uint64_t peers = std::getenv("LB_TEST_PEERS") != nullptr ? std::stoull(std::getenv("LB_TEST_PEERS")) : 200;
   for (; next < peers; ++next) cycle(next);
   EXPECT_TRUE(Eventually([&] { return Measure().descriptors <= before.descriptors; }))
-      << Measure().descriptors << " descriptors, before " << before.descriptors << "\n" << Descriptors();
+      << Measure().descriptors << " descriptors, before " << before.descriptors << "\n"
+      << Descriptors();
   const Footprint after = Measure();
   EXPECT_LE(after.threads, before.threads);
 #ifndef LB_SANITIZED  // sanitizers keep what was freed

@@ -75,7 +75,9 @@ class HeldSource final : public Source {
   // Waits for a read; the last one or the first.
   Open Take(bool last = false) {
     absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(+[](std::deque<Open>* o) { return !o->empty(); }, &open_), kPatience);
+    mutex_.AwaitWithTimeout(absl::Condition(
+                                +[](std::deque<Open>* o) { return !o->empty(); }, &open_),
+                            kPatience);
     EXPECT_FALSE(open_.empty());
     Open open = last ? std::move(open_.back()) : std::move(open_.front());
     last ? open_.pop_back() : open_.pop_front();

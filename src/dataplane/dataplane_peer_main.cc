@@ -65,8 +65,8 @@ int Main(int argc, char** argv) {
     return 1;
   }
   std::unique_ptr<DataPlane> plane = *std::move(made);
-  auto bytes = std::make_shared<std::vector<std::byte>>(
-      TestPattern(std::strtoull(argv[4], nullptr, 10), plane->self().value()));
+  auto bytes =
+      std::make_shared<std::vector<std::byte>>(TestPattern(std::strtoull(argv[4], nullptr, 10), plane->self().value()));
   plane->PublishSpan({plane->self().value(), 1}, {bytes->data(), bytes->size()}, bytes);
   Say(plane->address());
   if (absl::Status added = plane->AddPeer(parent, Hear()); !added.ok()) {

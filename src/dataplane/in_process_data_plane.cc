@@ -236,8 +236,7 @@ class InProcessTransport final : public Transport {
     send->ended = true;
     const uint64_t bytes = send->chunk.size;
     send->chunk = {};
-    events_->OnSent(send->serve, send->to, bytes,
-                    ok ? absl::OkStatus() : absl::UnavailableError("connection closed"));
+    events_->OnSent(send->serve, send->to, bytes, ok ? absl::OkStatus() : absl::UnavailableError("connection closed"));
   }
 
   void Refuse(PeerId peer) {
@@ -287,9 +286,8 @@ void InProcessFabric::Impl::Run() {
     if (it == events_.end()) {
       seen = version_;
       mutex_.Await(absl::Condition(
-          +[](std::pair<Impl*, uint64_t>* arg) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-            return arg->first->stop_ || arg->first->version_ != arg->second;
-          },
+          +[](std::pair<Impl*, uint64_t>* arg)
+               ABSL_NO_THREAD_SAFETY_ANALYSIS { return arg->first->stop_ || arg->first->version_ != arg->second; },
           std::make_unique<std::pair<Impl*, uint64_t>>(this, seen).get()));
       continue;
     }

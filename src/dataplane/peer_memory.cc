@@ -16,8 +16,8 @@ absl::Status ReadPeerMemory(pid_t pid, uint64_t address, void* dst, size_t size)
     iovec there = {reinterpret_cast<void*>(address + done), size - done};
     const ssize_t n = process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (n <= 0) {
-      return absl::UnavailableError(absl::StrCat("reading the memory of process ", pid, ": ",
-                                                 n == 0 ? "nothing there" : std::strerror(errno)));
+      return absl::UnavailableError(
+          absl::StrCat("reading the memory of process ", pid, ": ", n == 0 ? "nothing there" : std::strerror(errno)));
     }
     done += static_cast<size_t>(n);
   }

@@ -52,8 +52,7 @@ struct Pool::State : std::enable_shared_from_this<Pool::State> {
         std::free(idle.back());
         idle.pop_back();
       }
-      data = Whole(bytes) ? AllocateChunk(options.chunk_bytes, options.chunk_bytes)
-                          : AllocateChunk(bytes, 4096);
+      data = Whole(bytes) ? AllocateChunk(options.chunk_bytes, options.chunk_bytes) : AllocateChunk(bytes, 4096);
       ++allocations;
     }
     if (data == nullptr) return nullptr;
@@ -67,8 +66,7 @@ struct Pool::State : std::enable_shared_from_this<Pool::State> {
     {
       absl::MutexLock lock(&mutex);
       in_use -= Cost(bytes);
-      const bool keep = !closed && Whole(bytes) &&
-                        (idle.size() + 1) * options.chunk_bytes <= options.idle_bytes_max &&
+      const bool keep = !closed && Whole(bytes) && (idle.size() + 1) * options.chunk_bytes <= options.idle_bytes_max &&
                         in_use + (idle.size() + 1) * options.chunk_bytes <= options.bytes_max;
       // Somebody in line takes it at once, whatever idle_bytes_max says.
       const bool wanted = !closed && Whole(bytes) && !waiters.empty();

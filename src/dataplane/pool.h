@@ -19,9 +19,9 @@
 namespace landbridge::dataplane {
 
 struct PoolOptions {
-  uint64_t bytes_max = 64u << 20;        // given out at one time, and kept, together
-  uint64_t idle_bytes_max = 16u << 20;   // kept for re-use when nobody holds them; the rest goes back to the system
-  uint64_t chunk_bytes = 2u << 20;       // whole chunks are cached; a power of two, at least 4 KiB
+  uint64_t bytes_max = 64u << 20;       // given out at one time, and kept, together
+  uint64_t idle_bytes_max = 16u << 20;  // kept for re-use when nobody holds them; the rest goes back to the system
+  uint64_t chunk_bytes = 2u << 20;      // whole chunks are cached; a power of two, at least 4 KiB
 };
 
 struct PoolStats {

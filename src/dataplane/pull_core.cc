@@ -29,15 +29,16 @@ void PullCore::Start(PullId id, PeerId peer, const Key& key, uint64_t offset, vo
                      std::function<void(absl::Status)> done) {
   Peer& at = peers_[peer];
   if (size > limits::kTransferBytesMax || offset > limits::kTransferBytesMax - size) {
-    actions_.push_back(FinishPull{std::move(done),
-        absl::InvalidArgumentError(absl::StrCat("pull of ", key.ToString(), ": ", size, " bytes from ", offset,
-                                                " on is beyond the limit of ", limits::kTransferBytesMax))});
+    actions_.push_back(FinishPull{std::move(done), absl::InvalidArgumentError(absl::StrCat(
+                                                       "pull of ", key.ToString(), ": ", size, " bytes from ", offset,
+                                                       " on is beyond the limit of ", limits::kTransferBytesMax))});
     return;
   }
   if (at.pulls.size() >= limits::kTransferPullsPerPeerMax) {
-    actions_.push_back(FinishPull{std::move(done),
-        absl::ResourceExhaustedError(absl::StrCat("pull of ", key.ToString(), ": ", at.pulls.size(),
-            " pulls from peer ", peer.ToString(), " are open, the limit; wait for some to end"))});
+    actions_.push_back(FinishPull{
+        std::move(done), absl::ResourceExhaustedError(absl::StrCat("pull of ", key.ToString(), ": ", at.pulls.size(),
+                                                                   " pulls from peer ", peer.ToString(),
+                                                                   " are open, the limit; wait for some to end"))});
     return;
   }
   Pull pull;
@@ -179,8 +180,7 @@ void PullCore::Receiving(PullId id, Pull& pull, OpenChunk& chunk) {
     bytes_fetching_ += chunk.size;
     peers_[pull.peer].bytes_fetching += chunk.size;
   }
-  actions_.push_back(
-      StartReceive{pull.peer, chunk.offer, receive, pull.dst + (chunk.offset - pull.begin), chunk.size});
+  actions_.push_back(StartReceive{pull.peer, chunk.offer, receive, pull.dst + (chunk.offset - pull.begin), chunk.size});
 }
 
 void PullCore::OnLanded(ReceiveId receive, const absl::Status& status) {

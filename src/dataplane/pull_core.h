@@ -64,7 +64,7 @@ class PullCore {
     uint64_t begin = 0;  // within the key
     uint64_t end = 0;
     char* dst = nullptr;
-    uint64_t next = 0;   // first byte not asked for yet
+    uint64_t next = 0;  // first byte not asked for yet
     uint64_t landed = 0;
     bool small = false;
     bool queued = false;  // in its peer's turn queue
@@ -76,7 +76,7 @@ class PullCore {
     absl::flat_hash_set<PullId> pulls;
     std::deque<PullId> turn;  // bulk pulls with an offer, in turn
     uint64_t bytes_fetching = 0;
-    bool queued = false;      // in peers_turn_
+    bool queued = false;  // in peers_turn_
   };
   struct Receive {
     PullId pull;

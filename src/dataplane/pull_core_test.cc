@@ -176,11 +176,11 @@ TEST_F(PullCoreTest, UnaskedAndMisshapenDataIsRefused) {
     void* dst = nullptr;
     return core_.OnInlineData(peer, m, length, &dst);
   };
-  EXPECT_FALSE(inline_data(kOther, pull, 0, 100, 100));     // not its pull
+  EXPECT_FALSE(inline_data(kOther, pull, 0, 100, 100));  // not its pull
   EXPECT_FALSE(inline_data(kPeer, PullId(77), 0, 100, 100));
   EXPECT_FALSE(inline_data(kPeer, pull, 1, 100, 100));
-  EXPECT_FALSE(inline_data(kPeer, pull, 0, 101, 101));      // would overflow
-  EXPECT_FALSE(inline_data(kPeer, pull, 0, 100, 5000));     // announces less than it brings
+  EXPECT_FALSE(inline_data(kPeer, pull, 0, 101, 101));   // would overflow
+  EXPECT_FALSE(inline_data(kPeer, pull, 0, 100, 5000));  // announces less than it brings
   EXPECT_FALSE(inline_data(kPeer, pull, 0, 99, 99));
   EXPECT_TRUE(inline_data(kPeer, pull, 0, 100, 100));
   Offer(pull, 0, 5000);

@@ -91,9 +91,8 @@ void ServeCore::Retire(const Key& key, const absl::Status& why, const std::share
         AbandonOrDrop(id, request);
         break;
       case State::kWaiting:
-      case State::kSending:   // the peer may be reading it: let it
-      case State::kAbandoned:
-        break;
+      case State::kSending:  // the peer may be reading it: let it
+      case State::kAbandoned: break;
     }
   }
   it = published_.find(key);
@@ -183,8 +182,8 @@ void ServeCore::OnRequest(PeerId peer, const Message& message, bool authorized) 
   }
   Peer& at = peers_[peer];
   if (at.requests.size() >= limits::kTransferRequestsPerPeerMax) {
-    Refuse(request, absl::ResourceExhaustedError(absl::StrCat(
-        "peer ", peer.ToString(), " has ", at.requests.size(), " requests open here, the limit")));
+    Refuse(request, absl::ResourceExhaustedError(absl::StrCat("peer ", peer.ToString(), " has ", at.requests.size(),
+                                                              " requests open here, the limit")));
     return;
   }
   auto published = published_.find(message.key);
@@ -198,8 +197,8 @@ void ServeCore::OnRequest(PeerId peer, const Message& message, bool authorized) 
   auto& siblings = at.pulls[message.pull];
   // A good receiver has at most kTransferChunksPerPullMax open; some may still be on their way out here.
   if (siblings.size() >= 2 * limits::kTransferChunksPerPullMax) {
-    Refuse(request, absl::InvalidArgumentError(absl::StrCat("too many requests open for one pull of ",
-                                                            message.key.ToString())));
+    Refuse(request,
+           absl::InvalidArgumentError(absl::StrCat("too many requests open for one pull of ", message.key.ToString())));
     return;
   }
   const ServeId id(next_serve_++);
@@ -378,12 +377,9 @@ void ServeCore::AbandonOrDrop(ServeId id, Request& request) {
       break;
     case State::kWaiting:
     case State::kQueued:
-    case State::kReady:
-      Drop(id);
-      break;
+    case State::kReady: Drop(id); break;
     case State::kSending:
-    case State::kAbandoned:
-      break;
+    case State::kAbandoned: break;
   }
 }
 

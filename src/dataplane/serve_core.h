@@ -104,7 +104,7 @@ class ServeCore {
   bool HasStagingRoom(const Peer& peer, uint64_t size) const;
   void PumpSends(PeerId peer);
   void Refuse(const Request& request, const absl::Status& why);
-  void Drop(ServeId id);                     // forgets a request in whatever state
+  void Drop(ServeId id);  // forgets a request in whatever state
   void AbandonOrDrop(ServeId id, Request& request);
   absl::Status Admit(const Request& request, const Published& published) const;
   const absl::Status* Tombstone(const Key& key) const;

@@ -215,7 +215,8 @@ TEST_F(ServeCoreTest, LimitsAreHit) {
   ASSERT_EQ(refusals_.size(), 1u);
   EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kResourceExhausted);
   // One pull cannot flood either.
-  for (size_t i = 0; i < 2 * limits::kTransferChunksPerPullMax + 1; ++i) Request(kOther, {1, 3}, 10, i, PullId(9999999));
+  for (size_t i = 0; i < 2 * limits::kTransferChunksPerPullMax + 1; ++i)
+    Request(kOther, {1, 3}, 10, i, PullId(9999999));
   ASSERT_EQ(refusals_.size(), 2u);
   EXPECT_EQ(refusals_[1].second.code(), absl::StatusCode::kInvalidArgument);
 }
@@ -243,7 +244,7 @@ TEST_F(ServeCoreTest, WaitingRequestsAreAdmittedWhenTheKeyComes) {
   Request(kOther, {1, 1}, 10);
   Publish({1, 1}, 50, kPeer);
   ASSERT_EQ(refusals_.size(), 2u);
-  EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kInvalidArgument);    // beyond its end
+  EXPECT_EQ(refusals_[0].second.code(), absl::StatusCode::kInvalidArgument);  // beyond its end
   EXPECT_EQ(refusals_[1].second.code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(core_.requests(), 0u);
 }

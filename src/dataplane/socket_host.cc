@@ -107,8 +107,8 @@ absl::Status SocketHost::Init() {
   own_.machine = MachineName();
   if (options_.local_sockets && !own_.machine.empty()) LB_RETURN_IF_ERROR(ListenLocal());
   address_ = EncodeHostAddress(own_);
-  for (const auto& [fd, id] : {std::pair(wake_, kWake), {tcp_listener_, kTcpListener},
-                               {local_listener_, kLocalListener}}) {
+  for (const auto& [fd, id] :
+       {std::pair(wake_, kWake), {tcp_listener_, kTcpListener}, {local_listener_, kLocalListener}}) {
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.u64 = id.value();
@@ -255,10 +255,8 @@ void SocketHost::OnEvent(StreamId id, uint32_t events) {
   Stream* stream = Find(id);  // an earlier event of this round may have ended it
   if (stream == nullptr) return;
   switch (stream->state) {
-    case Stream::State::kDialling:
-      return OnDialled(*stream);
-    case Stream::State::kGreeting:
-      return Greet(*stream);
+    case Stream::State::kDialling: return OnDialled(*stream);
+    case Stream::State::kGreeting: return Greet(*stream);
     case Stream::State::kUp:
       if ((events & EPOLLOUT) != 0) stream->owner->OnWritable(*stream);
       if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
@@ -341,9 +339,9 @@ void SocketHost::Accept(int listener, bool local) {
       return;
     }
     // Whoever does not say hello in time makes room for others.
-    while (!greeting_.empty() && (Find(greeting_.front()) == nullptr ||
-                                  Find(greeting_.front())->state == Stream::State::kUp ||
-                                  greeting_.size() >= limits::kTransferHandshakesMax)) {
+    while (!greeting_.empty() &&
+           (Find(greeting_.front()) == nullptr || Find(greeting_.front())->state == Stream::State::kUp ||
+            greeting_.size() >= limits::kTransferHandshakesMax)) {
       if (Stream* old = Find(greeting_.front()); old != nullptr && old->state != Stream::State::kUp) Close(old->id);
       greeting_.pop_front();
     }
@@ -466,9 +464,7 @@ bool SocketHost::Say(Stream& stream, const std::string& bytes) {
 
 void SocketHost::Greet(Stream& stream) {
   // Never more than the next part of the handshake: what follows it is read by its owner.
-  const size_t wanted = !stream.dialled               ? kHelloBytes
-                        : stream.challenge != Nonce{} ? kWelcomeBytes
-                                                      : kChallengeBytes;
+  const size_t wanted = !stream.dialled ? kHelloBytes : stream.challenge != Nonce{} ? kWelcomeBytes : kChallengeBytes;
   char bytes[kHelloBytes];
   const ssize_t n = recv(stream.fd, bytes, wanted - stream.input.size(), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -528,8 +524,7 @@ void SocketHost::OnHello(Stream& stream) {
 }
 
 void SocketHost::OnWelcome(Stream& stream) {
-  const absl::Status verdict =
-      CheckWelcome(std::exchange(stream.input, {}), stream.hello.nonce, stream.owner->token());
+  const absl::Status verdict = CheckWelcome(std::exchange(stream.input, {}), stream.hello.nonce, stream.owner->token());
   if (!verdict.ok()) return End(stream, verdict);
   stream.state = Stream::State::kUp;
   stream.owner->OnUp(stream);

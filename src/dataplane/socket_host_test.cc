@@ -169,7 +169,9 @@ class Stranger {
     EXPECT_EQ(connect(fd_, reinterpret_cast<const sockaddr*>(&to), length), 0);
   }
   ~Stranger() { close(fd_); }
-  void Say(const std::string& bytes) { [[maybe_unused]] ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  void Say(const std::string& bytes) {
+    [[maybe_unused]] ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
   std::string Hear(size_t size) {
     std::string bytes(size, '\0');
     const ssize_t n = recv(fd_, bytes.data(), size, MSG_WAITALL);

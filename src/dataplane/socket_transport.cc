@@ -347,7 +347,7 @@ void SocketTransport::OnReadable(Stream& stream) {
     char byte;
     const ssize_t n = recv(stream.fd, &byte, 1, 0);
     if (n < 0 && WouldBlock()) return;
-    return OnStreamEnd(stream, n > 0   ? absl::UnavailableError("the peer broke the protocol")
+    return OnStreamEnd(stream, n > 0    ? absl::UnavailableError("the peer broke the protocol")
                                : n == 0 ? absl::UnavailableError("closed by the peer")
                                         : SocketError("receiving"));
   }
@@ -407,12 +407,8 @@ bool SocketTransport::HandleFrame(Link& link, const Frame& frame) {
       if (bulk != nullptr && bulk->state == Stream::State::kUp) host_->SetWriting(*bulk, true);
       return true;
     }
-    case FrameKind::kFetched:
-      EndSend(frame.cookie, absl::OkStatus());
-      return true;
-    default:
-      EndSend(frame.cookie, absl::CancelledError("not wanted"));
-      return true;
+    case FrameKind::kFetched: EndSend(frame.cookie, absl::OkStatus()); return true;
+    default: EndSend(frame.cookie, absl::CancelledError("not wanted")); return true;
   }
 }
 
@@ -422,9 +418,10 @@ void SocketTransport::Receive(const StartReceive& receive) {
   const Offer offer = it->second;
   offers_.erase(it);
   Link* link = Find(offer.peer);
-  if (link == nullptr || link->number != offer.link) return events_->OnLanded(receive.receive, receive.peer, 0, ClosedError());
-  const DirectRead read{offer.peer,   offer.cookie, receive.receive, static_cast<std::byte*>(receive.dst),
-                        receive.size, offer.address, 0};
+  if (link == nullptr || link->number != offer.link)
+    return events_->OnLanded(receive.receive, receive.peer, 0, ClosedError());
+  const DirectRead read{
+      offer.peer, offer.cookie, receive.receive, static_cast<std::byte*>(receive.dst), receive.size, offer.address, 0};
   if (offer.address == 0 || link->pid == 0) return AskForBulk(*link, read);
   (receive.size <= limits::kTransferSmallBytesMax ? small_reads_ : bulk_reads_).push_back(read);
 }

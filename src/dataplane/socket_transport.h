@@ -76,18 +76,18 @@ class SocketTransport final : public Transport {
     uint64_t number = 0;     // of our streams, in hellos
     uint64_t in_number = 0;  // of theirs
     bool broken = false;
-    bool near = false;       // on this host
-    pid_t pid = 0;           // whose memory we may read; 0: we may not
+    bool near = false;  // on this host
+    pid_t pid = 0;      // whose memory we may read; 0: we may not
     HostAddress address;
     StreamId out_messages, out_bulk, in_messages, in_bulk;
     std::deque<OutFrame> frames;
-    bool dirty = false;                             // in dirty_
-    std::deque<uint64_t> fetched;                   // cookies to be sent over the bulk stream
-    uint64_t sending = 0;                           // the one that is under way; 0: none
-    uint64_t sent = 0;                              // of {head, bytes}
+    bool dirty = false;            // in dirty_
+    std::deque<uint64_t> fetched;  // cookies to be sent over the bulk stream
+    uint64_t sending = 0;          // the one that is under way; 0: none
+    uint64_t sent = 0;             // of {head, bytes}
     absl::flat_hash_set<uint64_t> sends;
     absl::flat_hash_map<uint64_t, Landing> landing;
-    std::array<std::byte, kBulkHeadBytes> head;     // of the chunk that comes in
+    std::array<std::byte, kBulkHeadBytes> head;  // of the chunk that comes in
     size_t head_bytes = 0;
     uint64_t landed = 0;
   };
@@ -137,7 +137,7 @@ class SocketTransport final : public Transport {
   bool HandleFrame(Link& link, const Frame& frame);
   void ReadBulk(Stream& stream);
   bool ReadBulkOnce(Link& link, Stream& stream, uint64_t* budget);  // false: enough for now
-  bool ReadDirect();  // a slice of a chunk
+  bool ReadDirect();                                                // a slice of a chunk
   void FinishDirect(const DirectRead& read, const absl::Status& status);
   void AskForBulk(Link& link, const DirectRead& read);
 

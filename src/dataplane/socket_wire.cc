@@ -34,9 +34,9 @@ std::string Proof(absl::string_view role, const Nonce& nonce, absl::string_view 
   std::byte* at = key;
   PutInteger(at, token.high, 8);
   PutInteger(at, token.low, 8);
-  return HmacSha256({reinterpret_cast<const char*>(key), sizeof(key)},
-                    absl::StrCat(role, absl::string_view(reinterpret_cast<const char*>(nonce.data()), nonce.size()),
-                                 said));
+  return HmacSha256(
+      {reinterpret_cast<const char*>(key), sizeof(key)},
+      absl::StrCat(role, absl::string_view(reinterpret_cast<const char*>(nonce.data()), nonce.size()), said));
 }
 
 // A body whose first bytes are a header to be filled in.
@@ -76,8 +76,8 @@ std::string EncodeHostAddress(const HostAddress& address) {
 }
 
 absl::StatusOr<HostAddress> DecodeHostAddress(absl::string_view blob) {
-  const absl::Status bad = absl::InvalidArgumentError(absl::StrCat(
-      "not a data-plane address (", blob.size(), " bytes); are both processes of the same version?"));
+  const absl::Status bad = absl::InvalidArgumentError(
+      absl::StrCat("not a data-plane address (", blob.size(), " bytes); are both processes of the same version?"));
   if (blob.size() > limits::kTransferAddressBytesMax || blob.substr(0, kAddressMagic.size()) != kAddressMagic) {
     return bad;
   }
@@ -165,10 +165,8 @@ absl::Status CheckWelcome(absl::string_view bytes, const Nonce& nonce, const Tok
       return absl::UnavailableError("refused: the peer is of another cluster (it has another data-plane token)");
     case Verdict::kNotHere:
       return absl::UnavailableError("refused: the process there does not carry this peer, or not any more");
-    case Verdict::kGivenUp:
-      return absl::UnavailableError("refused: the peer has given this process up");
-    case Verdict::kStale:
-      return absl::UnavailableError("refused: the connection is over");
+    case Verdict::kGivenUp: return absl::UnavailableError("refused: the peer has given this process up");
+    case Verdict::kStale: return absl::UnavailableError("refused: the connection is over");
   }
   return absl::UnavailableError("refused, with a reason that this version does not know");
 }

@@ -84,10 +84,10 @@ enum class FrameKind : uint8_t {
 
 struct Frame {
   FrameKind kind = FrameKind::kMessage;
-  Message message;                          // kMessage, kOffer
-  absl::Span<const std::byte> payload;      // kMessage; into the reader's input
-  uint64_t cookie = 0;                      // all others
-  uint64_t address = 0;                     // kOffer; 0: cannot be read directly
+  Message message;                      // kMessage, kOffer
+  absl::Span<const std::byte> payload;  // kMessage; into the reader's input
+  uint64_t cookie = 0;                  // all others
+  uint64_t address = 0;                 // kOffer; 0: cannot be read directly
 };
 
 constexpr size_t kFrameHeadBytes = 12;  // {body bytes, kind, CRC-32C of the body}

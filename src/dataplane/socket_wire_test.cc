@@ -127,8 +127,8 @@ TEST(SocketWireTest, FramesRoundTripInAnyPieces) {
       }
       have = have.substr(have.size() - input.size());
     }
-    EXPECT_EQ(kinds, (std::vector<FrameKind>{FrameKind::kMessage, FrameKind::kOffer, FrameKind::kFetch,
-                                             FrameKind::kMessage}));
+    EXPECT_EQ(kinds,
+              (std::vector<FrameKind>{FrameKind::kMessage, FrameKind::kOffer, FrameKind::kFetch, FrameKind::kMessage}));
     EXPECT_TRUE(have.empty());
   }
 }
@@ -146,8 +146,8 @@ TEST(SocketWireTest, DamageIsSeen) {
 
 // An announced size is judged at once: nobody waits for, or holds, what no frame can have.
 TEST(SocketWireTest, OversizeIsRefusedBeforeItsBody) {
-  for (const std::string& good : {EncodeMessageFrame(Data(), {}), EncodeOfferFrame(Data(), 1, 2),
-                                  EncodeCookieFrame(FrameKind::kDropped, 3)}) {
+  for (const std::string& good :
+       {EncodeMessageFrame(Data(), {}), EncodeOfferFrame(Data(), 1, 2), EncodeCookieFrame(FrameKind::kDropped, 3)}) {
     std::string head = good.substr(0, kFrameHeadBytes);
     head[2] = 2;  // 128 KiB more
     absl::Span<const std::byte> input = BytesOf(head);

@@ -26,9 +26,7 @@ class SpanSource final : public Source {
   const std::shared_ptr<const void> owner_;
 };
 
-absl::Status ShutDownError() {
-  return absl::FailedPreconditionError("this process's data plane is shut down");
-}
+absl::Status ShutDownError() { return absl::FailedPreconditionError("this process's data plane is shut down"); }
 
 }  // namespace
 
@@ -64,10 +62,7 @@ absl::StatusOr<std::unique_ptr<DataPlane>> TransferPlane::Make(DataPlaneOptions 
 }
 
 TransferPlane::TransferPlane(DataPlaneOptions options, std::unique_ptr<Transport> transport)
-    : options_(std::move(options)),
-      transport_(std::move(transport)),
-      pulls_(options_.self),
-      serves_(options_.self) {}
+    : options_(std::move(options)), transport_(std::move(transport)), pulls_(options_.self), serves_(options_.self) {}
 
 TransferPlane::~TransferPlane() { Shutdown(); }
 
@@ -320,20 +315,15 @@ void TransferPlane::HandleRequest(const Message& message) {
 
 void TransferPlane::OnMessage(const Message& message, absl::Span<const std::byte> payload) {
   switch (Judge(message)) {
-    case Verdict::kDrop:
-      Count(dropped_);
-      return;
+    case Verdict::kDrop: Count(dropped_); return;
     case Verdict::kHold:
       held_[message.from].push_back(message);
       ++held_count_;
       return;
-    case Verdict::kAccept:
-      break;
+    case Verdict::kAccept: break;
   }
   switch (message.type) {
-    case MessageType::kRequest:
-      HandleRequest(message);
-      break;
+    case MessageType::kRequest: HandleRequest(message); break;
     case MessageType::kData: {
       void* dst = nullptr;
       if (!pulls_.OnInlineData(message.from, message, payload.size(), &dst)) {
@@ -346,12 +336,8 @@ void TransferPlane::OnMessage(const Message& message, absl::Span<const std::byte
       pulls_.OnInlineLanded(message.from, message);
       break;
     }
-    case MessageType::kRefuse:
-      pulls_.OnRefuse(message.from, message, RefusalStatus(message.code, payload));
-      break;
-    case MessageType::kForget:
-      serves_.OnForget(message.from, message.pull);
-      break;
+    case MessageType::kRefuse: pulls_.OnRefuse(message.from, message, RefusalStatus(message.code, payload)); break;
+    case MessageType::kForget: serves_.OnForget(message.from, message.pull); break;
   }
 }
 
@@ -479,13 +465,12 @@ void TransferPlane::Execute(const RejectOffer& action) { transport_->Reject(acti
 void TransferPlane::Execute(const AbandonReceive& action) { transport_->Abandon(action.peer, action.receive); }
 
 void TransferPlane::Execute(StartRead action) {
-  action.source->Read(action.offset, action.size,
-                      [mailbox = mailbox_, this, serve = action.serve](absl::StatusOr<Chunk> chunk) {
-                        // `this` is alive whenever the command runs.
-                        mailbox->Post([this, serve, chunk = std::move(chunk)]() mutable {
-                          serves_.OnReadDone(serve, std::move(chunk));
-                        });
-                      });
+  action.source->Read(
+      action.offset, action.size, [mailbox = mailbox_, this, serve = action.serve](absl::StatusOr<Chunk> chunk) {
+        // `this` is alive whenever the command runs.
+        mailbox->Post(
+            [this, serve, chunk = std::move(chunk)]() mutable { serves_.OnReadDone(serve, std::move(chunk)); });
+      });
 }
 
 void TransferPlane::Execute(FinishPull action) {

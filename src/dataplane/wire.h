@@ -30,8 +30,8 @@ struct Message {
   PullId pull;
   uint64_t offset = 0;  // within the key
   uint64_t size = 0;
-  uint64_t end = 0;     // kRequest: end of the whole pull within the key, so that a bad one fails at once
-  uint32_t code = 0;    // kRefuse: absl::StatusCode
+  uint64_t end = 0;   // kRequest: end of the whole pull within the key, so that a bad one fails at once
+  uint32_t code = 0;  // kRefuse: absl::StatusCode
 };
 
 constexpr size_t kMessageBytes = 80;

@@ -34,9 +34,13 @@ std::vector<std::string> FuzzSeeds() {
   Message refuse = request;
   refuse.type = MessageType::kRefuse;
   refuse.code = 5;
-  return {Encoded(request), Encoded(refuse), EncodeHostAddress({"machine", "local", {"127.0.0.1:80"}}),
-          std::string("\x03\0\0\0text", 8), EncodeHello(Hello{StreamKind::kMessages, PeerId(1), PeerId(2), 3, 0, {}, {}}, {}, {}),
-          EncodeChallenge({}), EncodeMessageFrame(request, Bytes("payload")) + EncodeOfferFrame(request, 7, 8),
+  return {Encoded(request),
+          Encoded(refuse),
+          EncodeHostAddress({"machine", "local", {"127.0.0.1:80"}}),
+          std::string("\x03\0\0\0text", 8),
+          EncodeHello(Hello{StreamKind::kMessages, PeerId(1), PeerId(2), 3, 0, {}, {}}, {}, {}),
+          EncodeChallenge({}),
+          EncodeMessageFrame(request, Bytes("payload")) + EncodeOfferFrame(request, 7, 8),
           EncodeCookieFrame(FrameKind::kFetch, 9)};
 }
 

@@ -52,9 +52,9 @@ TEST(WireTest, RefusesBadForms) {
   EXPECT_FALSE(accepted([](Message& m) { m.to = PeerId(); }));
   EXPECT_FALSE(accepted([](Message& m) { m.type = static_cast<MessageType>(5); }));
   EXPECT_FALSE(accepted([](Message& m) { m.type = static_cast<MessageType>(0); }));
-  EXPECT_FALSE(accepted([](Message& m) { m.end = 16; }));                       // before its own chunk's end
+  EXPECT_FALSE(accepted([](Message& m) { m.end = 16; }));  // before its own chunk's end
   EXPECT_FALSE(accepted([](Message& m) { m.offset = ~uint64_t{0}; }));
-  EXPECT_FALSE(accepted([](Message& m) { m.size = ~uint64_t{0} - 7; }));        // the sum wraps
+  EXPECT_FALSE(accepted([](Message& m) { m.size = ~uint64_t{0} - 7; }));  // the sum wraps
   EXPECT_FALSE(accepted([](Message& m) { m.end = limits::kTransferBytesMax + 1; }));
   EXPECT_FALSE(accepted([](Message& m) {
     m.size = limits::kTransferChunkBytes + 1;

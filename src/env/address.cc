@@ -31,9 +31,8 @@ int SocketAddressPort(const sockaddr_storage& address) {
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
   auto bad = [&](absl::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", address.substr(0, 200), "\" is not an address (", why,
-                     "): expected host:port, 1.2.3.4:port or [::1]:port"));
+    return absl::InvalidArgumentError(absl::StrCat("\"", address.substr(0, 200), "\" is not an address (", why,
+                                                   "): expected host:port, 1.2.3.4:port or [::1]:port"));
   };
   if (address.size() > limits::kAddressBytesMax) return bad("too long");
   HostPort result;

@@ -34,9 +34,9 @@ class Random {
   virtual ~Random() = default;
   virtual uint64_t Next() = 0;  // uniform over all 64-bit numbers
 
-  uint64_t NextBelow(uint64_t bound);   // uniform in [0, bound); bound > 0
-  uint64_t NextNonZero();               // ids: 0 means "none"
-  double NextUnit();                    // uniform in [0, 1)
+  uint64_t NextBelow(uint64_t bound);  // uniform in [0, bound); bound > 0
+  uint64_t NextNonZero();              // ids: 0 means "none"
+  double NextUnit();                   // uniform in [0, 1)
   std::string NextBytes(size_t size);
 };
 

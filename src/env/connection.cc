@@ -77,8 +77,8 @@ void ConnectionImpl::Connect(absl::string_view address, DurationNs timeout) {
   timeout_ = loop_->RunAfter(timeout, [weak = weak_from_this(), timeout] {
     if (auto self = weak.lock()) {
       self->timeout_ = 0;
-      self->Fail(absl::UnavailableError(absl::StrCat("cannot connect to ", self->address_, ": no answer within ",
-                                                     timeout / kMillisecond, " ms")));
+      self->Fail(absl::UnavailableError(
+          absl::StrCat("cannot connect to ", self->address_, ": no answer within ", timeout / kMillisecond, " ms")));
     }
   });
   if (absl::StartsWith(address, "unix:")) {
@@ -88,7 +88,8 @@ void ConnectionImpl::Connect(absl::string_view address, DurationNs timeout) {
     request->request.data = request;
     if (path.empty() || path.size() > kUnixPathBytesMax) {
       delete request;
-      Fail(absl::InvalidArgumentError(absl::StrCat("\"", address_, "\" is not a unix socket's address: the path must have 1 to ",
+      Fail(absl::InvalidArgumentError(absl::StrCat("\"", address_,
+                                                   "\" is not a unix socket's address: the path must have 1 to ",
                                                    kUnixPathBytesMax, " characters")));
       return;
     }
@@ -250,8 +251,9 @@ bool ConnectionImpl::Send(uint32_t type, std::string payload) {
   if (state_ == State::kClosed || close_when_sent_) return false;
   if (payload.size() > limits::kFrameBytesMax ||
       unsent_bytes_ + payload.size() + kFrameHeaderBytes > limits::kConnectionUnsentBytesMax) {
-    Fail(absl::ResourceExhaustedError(absl::StrCat("the peer does not read: ", unsent_bytes_, " bytes are unsent, the next frame has ",
-                                                   payload.size(), ", the limit is ", limits::kConnectionUnsentBytesMax)));
+    Fail(absl::ResourceExhaustedError(absl::StrCat("the peer does not read: ", unsent_bytes_,
+                                                   " bytes are unsent, the next frame has ", payload.size(),
+                                                   ", the limit is ", limits::kConnectionUnsentBytesMax)));
     return false;
   }
   unsent_bytes_ += kFrameHeaderBytes + payload.size();
@@ -309,21 +311,21 @@ void ConnectionImpl::FlushNow() {
     }
     out_offset_ = 0;
     writing_ = true;
-    const int error = uv_write(&request->request, &stream_->uv.stream, rest.data(),
-                               static_cast<unsigned int>(rest.size()), [](uv_write_t* done, int status) {
-                                 std::unique_ptr<WriteRequest> held(static_cast<WriteRequest*>(done->data));
-                                 ConnectionImpl& self = *held->owner;
-                                 self.loop_->CountEvent();
-                                 self.writing_ = false;
-                                 self.unsent_bytes_ -= held->bytes;
-                                 if (self.state_ != State::kConnected) return;
-                                 if (status != 0) {
-                                   self.Fail(absl::UnavailableError(
-                                       absl::StrCat("the connection broke: ", uv_strerror(status))));
-                                   return;
-                                 }
-                                 self.FlushNow();
-                               });
+    const int error =
+        uv_write(&request->request, &stream_->uv.stream, rest.data(), static_cast<unsigned int>(rest.size()),
+                 [](uv_write_t* done, int status) {
+                   std::unique_ptr<WriteRequest> held(static_cast<WriteRequest*>(done->data));
+                   ConnectionImpl& self = *held->owner;
+                   self.loop_->CountEvent();
+                   self.writing_ = false;
+                   self.unsent_bytes_ -= held->bytes;
+                   if (self.state_ != State::kConnected) return;
+                   if (status != 0) {
+                     self.Fail(absl::UnavailableError(absl::StrCat("the connection broke: ", uv_strerror(status))));
+                     return;
+                   }
+                   self.FlushNow();
+                 });
     if (error != 0) {
       writing_ = false;
       delete request;
@@ -353,9 +355,8 @@ void ConnectionImpl::OnDrained() {
   StartReading();
   auto* request = new ShutdownRequest{{}, shared_from_this()};
   request->request.data = request;
-  if (uv_shutdown(&request->request, &stream_->uv.stream, [](uv_shutdown_t* done, int) {
-        delete static_cast<ShutdownRequest*>(done->data);
-      }) != 0) {
+  if (uv_shutdown(&request->request, &stream_->uv.stream,
+                  [](uv_shutdown_t* done, int) { delete static_cast<ShutdownRequest*>(done->data); }) != 0) {
     delete request;
     Close();
   }
@@ -397,8 +398,7 @@ int ConnectionImpl::peer_uid() const {
   int fd = -1;
   ucred credentials;
   socklen_t size = sizeof(credentials);
-  if (uv_fileno(&stream_->uv.handle, &fd) != 0 ||
-      getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+  if (uv_fileno(&stream_->uv.handle, &fd) != 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return -1;
   }
   return static_cast<int>(credentials.uid);

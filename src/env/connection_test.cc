@@ -96,8 +96,8 @@ TEST_F(ConnectionTest, WritingToAPeerThatIsGoneEndsTheConnectionAndNotTheProcess
 
 TEST_F(ConnectionTest, BothWaysOverEveryKindOfAddress) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/lb_connection_", getpid());
-  for (const std::string& address :
-       {std::string("localhost:0"), std::string("127.0.0.1:0"), std::string("[::1]:0"), std::string(":0"), "unix:" + path}) {
+  for (const std::string& address : {std::string("localhost:0"), std::string("127.0.0.1:0"), std::string("[::1]:0"),
+                                     std::string(":0"), "unix:" + path}) {
     accepted_.clear();
     listener_.reset();
     if (address[0] == '[') {

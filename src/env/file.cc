@@ -57,7 +57,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t bytes_max
     }
     if (got == 0) return content;
     if (content.size() + static_cast<size_t>(got) > bytes_max) {
-      return absl::InvalidArgumentError(absl::StrCat("cannot read ", path, ": it is longer than ", bytes_max, " bytes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot read ", path, ": it is longer than ", bytes_max, " bytes"));
     }
     content.append(buffer.data(), static_cast<size_t>(got));
   }
@@ -86,7 +87,8 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
   }
   // The name is durable once its folder is.
   const size_t slash = path.rfind('/');
-  Fd folder(open(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd folder(
+      open(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() >= 0) fsync(folder.get());
   return absl::OkStatus();
 }

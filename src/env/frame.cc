@@ -42,7 +42,8 @@ absl::Status FrameParser::ReadHeader(const char* header) {
     const absl::string_view start(header, 4);
     return absl::InvalidArgumentError(absl::StrCat(
         "the peer does not speak Landbridge's frames (bad magic number)",
-        start == "PRI " ? ": it is a gRPC client. JAX clients connect to the proxy's port: JAX_BACKEND_TARGET=grpc://HOST:29000"
+        start == "PRI "
+            ? ": it is a gRPC client. JAX clients connect to the proxy's port: JAX_BACKEND_TARGET=grpc://HOST:29000"
         : start == "GET " || start == "POST" || start == "HEAD"
             ? ": it speaks HTTP; ask this process with `landbridge status`"
             : ""));

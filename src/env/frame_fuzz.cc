@@ -34,7 +34,8 @@ std::vector<std::string> FuzzSeeds() {
   const std::string frames = EncodeFrame(1, "hello") + EncodeFrame(22, "") + EncodeFrame(7, std::string(300, 'x'));
   std::string bad = EncodeFrame(3, "damaged");
   bad.back() = '!';
-  return {WithLength("\x01\x02\x03\x40") + frames, WithLength("") + EncodeFrame(0xffffffff, "a"), WithLength("\x10") + bad};
+  return {WithLength("\x01\x02\x03\x40") + frames, WithLength("") + EncodeFrame(0xffffffff, "a"),
+          WithLength("\x10") + bad};
 }
 
 void FuzzOne(absl::string_view input) {

@@ -55,8 +55,7 @@ TEST(FrameParser, LimitIsCheckedBeforeMemoryIsTaken) {
   Frames frames;
   ASSERT_TRUE(parser.Feed(EncodeFrame(1, std::string(100, 'a')), Collect(&frames)).ok());
   std::string big = EncodeFrame(1, std::string(101, 'a'));
-  EXPECT_EQ(parser.Feed(big.substr(0, kFrameHeaderBytes), Collect(&frames)).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(parser.Feed(big.substr(0, kFrameHeaderBytes), Collect(&frames)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(frames.size(), 1u);
   EXPECT_FALSE(parser.Feed(EncodeFrame(1, "fine"), Collect(&frames)).ok());  // there is no way back into step
 }
@@ -142,10 +141,13 @@ TEST(FrameParser, DamagedStreamsDeliverOnlyWhatWasSent) {
 TEST(FrameParser, StopsWhenTheOwnerGoesAway) {
   FrameParser parser;
   int seen = 0;
-  ASSERT_TRUE(parser.Feed(EncodeFrame(1, "a") + EncodeFrame(2, "b"), [&](uint32_t, absl::string_view) {
-                      ++seen;
-                      return false;
-                    }).ok());
+  ASSERT_TRUE(parser
+                  .Feed(EncodeFrame(1, "a") + EncodeFrame(2, "b"),
+                        [&](uint32_t, absl::string_view) {
+                          ++seen;
+                          return false;
+                        })
+                  .ok());
   EXPECT_EQ(seen, 1);
 }
 

@@ -85,22 +85,24 @@ void ListenerImpl::OnConnection(int error) {
 
 absl::Status ListenerImpl::ListenOnPath(const std::string& path) {
   if (path.empty() || path.size() > kUnixPathBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("\"unix:", path.substr(0, 200), "\" is not a unix socket's address: the path must have 1 to ",
+    return absl::InvalidArgumentError(absl::StrCat("\"unix:", path.substr(0, 200),
+                                                   "\" is not a unix socket's address: the path must have 1 to ",
                                                    kUnixPathBytesMax, " characters"));
   }
   // A socket file that nobody listens on is left from a process that was killed.
   struct stat info;
   if (lstat(path.c_str(), &info) == 0) {
     if (!S_ISSOCK(info.st_mode)) {
-      return absl::InvalidArgumentError(absl::StrCat("cannot listen on unix:", path, ": a file is there that is not a socket"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot listen on unix:", path, ": a file is there that is not a socket"));
     }
     sockaddr_un probe;
     std::memset(&probe, 0, sizeof(probe));
     probe.sun_family = AF_UNIX;
     std::memcpy(probe.sun_path, path.data(), path.size());
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    const bool dead = fd >= 0 && connect(fd, reinterpret_cast<sockaddr*>(&probe), sizeof(probe)) != 0 &&
-                      errno == ECONNREFUSED;
+    const bool dead =
+        fd >= 0 && connect(fd, reinterpret_cast<sockaddr*>(&probe), sizeof(probe)) != 0 && errno == ECONNREFUSED;
     if (fd >= 0) close(fd);
     if (!dead) {
       return absl::FailedPreconditionError(absl::StrCat("cannot listen on unix:", path, ": another process does"));
@@ -123,10 +125,11 @@ absl::Status ListenerImpl::ListenOnSocket(absl::string_view text, const sockaddr
   int error = uv_tcp_bind(&stream_->uv.tcp, socket_address, 0);
   if (error == 0) error = StartListening();  // libuv reports a busy port here only
   if (error == UV_EADDRINUSE) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot listen on ", text, ": the port is in use by another process; choose another one (0: any free)"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot listen on ", text, ": the port is in use by another process; choose another one (0: any free)"));
   }
-  if (error != 0) return absl::FailedPreconditionError(absl::StrCat("cannot listen on ", text, ": ", uv_strerror(error)));
+  if (error != 0)
+    return absl::FailedPreconditionError(absl::StrCat("cannot listen on ", text, ": ", uv_strerror(error)));
   sockaddr_storage bound;
   int size = sizeof(bound);
   std::memset(&bound, 0, sizeof(bound));
@@ -158,8 +161,8 @@ absl::Status ListenerImpl::Listen(absl::string_view text) {
   hints.ai_socktype = SOCK_STREAM;
   if (parsed->host == "localhost") hints.ai_family = AF_INET;  // one family; clients try both
   uv_getaddrinfo_t request;
-  const int error = uv_getaddrinfo(loop_->uv(), &request, nullptr, parsed->host.c_str(),
-                                   absl::StrCat(parsed->port).c_str(), &hints);
+  const int error =
+      uv_getaddrinfo(loop_->uv(), &request, nullptr, parsed->host.c_str(), absl::StrCat(parsed->port).c_str(), &hints);
   if (error != 0) {
     return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", text, ": ", uv_strerror(error)));
   }

@@ -40,9 +40,8 @@ Loop::Loop() : uv_(std::make_unique<uv_loop_t>()), handles_(std::make_unique<Han
   handles_->wake.data = this;
   LB_CHECK(uv_prepare_init(uv_.get(), &handles_->before_blocking) == 0);
   handles_->before_blocking.data = this;
-  LB_CHECK(uv_prepare_start(&handles_->before_blocking, [](uv_prepare_t* handle) {
-             static_cast<Loop*>(handle->data)->BeforeBlocking();
-           }) == 0);
+  LB_CHECK(uv_prepare_start(&handles_->before_blocking,
+                            [](uv_prepare_t* handle) { static_cast<Loop*>(handle->data)->BeforeBlocking(); }) == 0);
 }
 
 Loop::~Loop() {

@@ -88,7 +88,7 @@ class Loop : public Clock {
   std::map<int, Signal*> signals_;
   TimerId next_timer_ = 1;
   DurationNs spin_ = 0;
-  uint64_t events_ = 0;  // callbacks run so far; tells a spin whether anything happened
+  uint64_t events_ = 0;                     // callbacks run so far; tells a spin whether anything happened
   std::atomic<std::thread::id> runs_on_{};  // the thread inside Run or RunOnce
   absl::flat_hash_set<ConnectionImpl*> to_flush_;
   std::unique_ptr<char[]> read_buffer_;

@@ -158,10 +158,12 @@ TEST(Loop, DropsWhatWasNotRun) {
 TEST(Loop, Signals) {
   Loop loop;
   int seen = 0;
-  ASSERT_TRUE(loop.OnSignal(SIGUSR1, [&] {
-                    ++seen;
-                    loop.Stop();
-                  }).ok());
+  ASSERT_TRUE(loop.OnSignal(SIGUSR1,
+                            [&] {
+                              ++seen;
+                              loop.Stop();
+                            })
+                  .ok());
   kill(getpid(), SIGUSR1);
   loop.Run();
   EXPECT_EQ(seen, 1);

@@ -30,7 +30,7 @@ class MemoryTrimmer {
   const DurationNs idle_;
   uint64_t seen_ = 0;
   TimeNs since_ = 0;
-  bool trimmed_ = true;   // nothing was done yet
+  bool trimmed_ = true;  // nothing was done yet
 };
 
 }  // namespace landbridge

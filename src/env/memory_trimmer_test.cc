@@ -7,9 +7,9 @@ namespace {
 
 TEST(MemoryTrimmerTest, OncePerIdleTime) {
   MemoryTrimmer trimmer(300 * kMillisecond);
-  EXPECT_FALSE(trimmer.Tick(0, 1 * kSecond));            // nothing was done yet
+  EXPECT_FALSE(trimmer.Tick(0, 1 * kSecond));  // nothing was done yet
   EXPECT_FALSE(trimmer.Tick(1, 2 * kSecond));
-  EXPECT_FALSE(trimmer.Tick(2, 2200 * kMillisecond));    // still at work
+  EXPECT_FALSE(trimmer.Tick(2, 2200 * kMillisecond));  // still at work
   EXPECT_FALSE(trimmer.Tick(2, 2400 * kMillisecond));
   EXPECT_TRUE(trimmer.Tick(2, 2500 * kMillisecond));
   EXPECT_FALSE(trimmer.Tick(2, 9 * kSecond));

@@ -15,17 +15,17 @@
 namespace landbridge {
 
 struct ProcessOptions {
-  std::vector<std::string> args;             // args[0]: the program, found in PATH if it has no '/'
-  std::map<std::string, std::string> env;    // added to (or replacing in) our environment
-  std::string stdout_file, stderr_file;      // appended to; empty: inherited; both may be the same file
-  std::string working_directory;             // empty: ours
-  bool own_session = false;                  // survives a Ctrl-C of our terminal
-  std::vector<int> inherited_fds;            // given to the child as 3, 4, ...
+  std::vector<std::string> args;           // args[0]: the program, found in PATH if it has no '/'
+  std::map<std::string, std::string> env;  // added to (or replacing in) our environment
+  std::string stdout_file, stderr_file;    // appended to; empty: inherited; both may be the same file
+  std::string working_directory;           // empty: ours
+  bool own_session = false;                // survives a Ctrl-C of our terminal
+  std::vector<int> inherited_fds;          // given to the child as 3, 4, ...
 };
 
 struct ProcessExit {
-  int code = 0;    // exit code, when signal is 0
-  int signal = 0;  // the signal that ended it
+  int code = 0;                  // exit code, when signal is 0
+  int signal = 0;                // the signal that ended it
   std::string ToString() const;  // "exit code 3", "signal 9 (Killed)"
 };
 

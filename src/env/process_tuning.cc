@@ -24,7 +24,8 @@ absl::Status NeedOpenFiles(int64_t count, absl::string_view what) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(absl::StrCat(what, " needs ", count, " open files, but this process may have ",
-                                                   files.rlim_cur, ": raise the limit (ulimit -Hn, or LimitNOFILE= of a "
+                                                   files.rlim_cur,
+                                                   ": raise the limit (ulimit -Hn, or LimitNOFILE= of a "
                                                    "systemd unit)"));
 }
 

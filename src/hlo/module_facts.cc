@@ -15,7 +15,7 @@ namespace {
 
 // Opcodes of HLO's own that move data between devices; asynchronous forms carry a suffix.
 constexpr absl::string_view kCollectives[] = {
-    "all-reduce", "all-gather",           "reduce-scatter", "all-to-all",          "ragged-all-to-all",
+    "all-reduce",         "all-gather",           "reduce-scatter", "all-to-all", "ragged-all-to-all",
     "collective-permute", "collective-broadcast", "send",           "recv",
 };
 
@@ -53,7 +53,8 @@ double DotFlops(const xla::HloInstructionProto& dot,
   if (lhs == by_id.end()) return flops;
   const xla::ShapeProto& shape = lhs->second->shape();
   for (int64_t dim : dot.dot_dimension_numbers().lhs_contracting_dimensions()) {
-    if (dim >= 0 && dim < shape.dimensions_size()) flops *= static_cast<double>(shape.dimensions(static_cast<int>(dim)));
+    if (dim >= 0 && dim < shape.dimensions_size())
+      flops *= static_cast<double>(shape.dimensions(static_cast<int>(dim)));
   }
   return flops;
 }
@@ -94,8 +95,8 @@ absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device
   for (int i = 0; i < tiles.size() && static_cast<size_t>(i) < dims.size(); ++i) {
     int64_t& dim = dims[static_cast<size_t>(i)];
     if (dim < 0 || tiles.Get(i) < 1 || __builtin_mul_overflow(dim, tiles.Get(i), &dim)) {
-      return Bad(absl::StrCat("dimension ", i, " of ", device_dims[static_cast<size_t>(i)], " elements in ", tiles.Get(i),
-                              " tiles"));
+      return Bad(absl::StrCat("dimension ", i, " of ", device_dims[static_cast<size_t>(i)], " elements in ",
+                              tiles.Get(i), " tiles"));
     }
   }
   return dims;
@@ -161,7 +162,8 @@ absl::StatusOr<ModuleFacts> ReadModule(const xla::HloModuleProto& module) {
   for (const xla::HloComputationProto& computation : module.computations()) {
     absl::flat_hash_map<int64_t, const xla::HloInstructionProto*> by_id;
     by_id.reserve(static_cast<size_t>(computation.instructions_size()));
-    for (const xla::HloInstructionProto& instruction : computation.instructions()) by_id[instruction.id()] = &instruction;
+    for (const xla::HloInstructionProto& instruction : computation.instructions())
+      by_id[instruction.id()] = &instruction;
     for (const xla::HloInstructionProto& instruction : computation.instructions()) {
       if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
       if (ActsOutside(instruction)) facts.has_side_effects = true;

@@ -28,9 +28,9 @@ struct ModuleFacts {
   std::vector<std::string> custom_call_targets;  // sorted, distinct
   bool has_side_effects = false;                 // custom calls that say so, infeed, outfeed, send, recv
   bool has_loops = false;
-  std::vector<std::string> collectives;          // opcodes, sorted, distinct; partition-id and replica-id are none
-  double flops_at_least = 0;                     // XLA's own count of the program is not less
-  double dot_flops = 0;                          // multiply and add count as 2; bodies of loops count once
+  std::vector<std::string> collectives;  // opcodes, sorted, distinct; partition-id and replica-id are none
+  double flops_at_least = 0;             // XLA's own count of the program is not less
+  double dot_flops = 0;                  // multiply and add count as 2; bodies of loops count once
 };
 
 // INVALID_ARGUMENT for bytes that are neither a HloModuleProtoWithConfig nor a HloModuleProto.
@@ -46,6 +46,7 @@ bool IsCollective(absl::string_view opcode);
 
 // What the whole value's shape is when every device holds `device_dims` of it: times the tiles of an OTHER sharding.
 // INVALID_ARGUMENT if a dimension is negative or does not fit.
-absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device_dims, const std::optional<xla::OpSharding>& sharding);
+absl::StatusOr<std::vector<int64_t>> GlobalDims(absl::Span<const int64_t> device_dims,
+                                                const std::optional<xla::OpSharding>& sharding);
 
 }  // namespace landbridge::hlo

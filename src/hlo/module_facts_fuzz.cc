@@ -42,7 +42,8 @@ std::vector<std::string> FuzzSeeds() {
   module.mutable_input_output_alias()->add_entries()->set_parameter_number(1);
   xla::HloModuleProtoWithConfig with_config;
   *with_config.mutable_hlo_module() = module;
-  return {"1" + module.SerializeAsString(), "1" + with_config.SerializeAsString(), std::string("0") + std::string(300, '\x05')};
+  return {"1" + module.SerializeAsString(), "1" + with_config.SerializeAsString(),
+          std::string("0") + std::string(300, '\x05')};
 }
 
 // Either nothing is left that one device alone cannot do, or the module is refused.

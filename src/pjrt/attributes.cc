@@ -11,21 +11,13 @@ AttributeMap ReadAttributes(const PJRT_NamedValue* values, size_t count) {
     cursor += value.struct_size > sizeof(PJRT_NamedValue) ? (value.struct_size + 7) / 8 * 8 : sizeof(PJRT_NamedValue);
     std::string name(value.name, value.name_size);
     switch (value.type) {
-      case PJRT_NamedValue_kString:
-        map[name] = std::string(value.string_value, value.value_size);
-        break;
-      case PJRT_NamedValue_kInt64:
-        map[name] = value.int64_value;
-        break;
+      case PJRT_NamedValue_kString: map[name] = std::string(value.string_value, value.value_size); break;
+      case PJRT_NamedValue_kInt64: map[name] = value.int64_value; break;
       case PJRT_NamedValue_kInt64List:
         map[name] = std::vector<int64_t>(value.int64_array_value, value.int64_array_value + value.value_size);
         break;
-      case PJRT_NamedValue_kFloat:
-        map[name] = value.float_value;
-        break;
-      case PJRT_NamedValue_kBool:
-        map[name] = value.bool_value;
-        break;
+      case PJRT_NamedValue_kFloat: map[name] = value.float_value; break;
+      case PJRT_NamedValue_kBool: map[name] = value.bool_value; break;
     }
   }
   return map;

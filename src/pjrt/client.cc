@@ -170,8 +170,7 @@ absl::StatusOr<Client::HostBufferResult> Client::BufferFromHost(const void* data
   return HostBufferResult{Buffer(plugin_.get(), args->buffer), Event(plugin_.get(), args->done_with_host_buffer)};
 }
 
-absl::StatusOr<Buffer> Client::CreateUninitialized(DType dtype, absl::Span<const int64_t> dims,
-                                                   const Memory& memory) {
+absl::StatusOr<Buffer> Client::CreateUninitialized(DType dtype, absl::Span<const int64_t> dims, const Memory& memory) {
   LB_RETURN_IF_ERROR(CheckDims(dims));
   LB_ASSIGN_OR_RETURN(PJRT_Buffer_Type type, ToPjrtType(dtype));
   RowMajorLayout layout(dims.size());
@@ -260,7 +259,8 @@ absl::StatusOr<std::unique_ptr<LoadedExecutable>> Client::DeserializeAndLoad(abs
 
 absl::Status Client::CheckCustomCall(absl::string_view target) {
   for (char c : target) {
-    if (c == '"' || c == '\\' || c < ' ') return absl::InvalidArgumentError("a custom-call name has a control character");
+    if (c == '"' || c == '\\' || c < ' ')
+      return absl::InvalidArgumentError("a custom-call name has a control character");
   }
   std::string program = absl::StrCat(
       "module @probe { func.func public @main(%x: tensor<f32>) -> tensor<f32> { %y = stablehlo.custom_call @\"", target,
@@ -273,8 +273,9 @@ absl::Status Client::CheckCustomCall(absl::string_view target) {
   build->set_num_partitions(1);
   absl::Status status = Compile(program, "mlir", options.SerializeAsString()).status();
   if (status.ok()) return status;
-  return absl::FailedPreconditionError(absl::StrCat("the PJRT plugin ", plugin_->path(), " did not take the custom-call handler ",
-                                                    target, ": ", FilterForeignText(status.message())));
+  return absl::FailedPreconditionError(absl::StrCat("the PJRT plugin ", plugin_->path(),
+                                                    " did not take the custom-call handler ", target, ": ",
+                                                    FilterForeignText(status.message())));
 }
 
 }  // namespace landbridge::pjrt

@@ -23,15 +23,15 @@ namespace landbridge::pjrt {
 struct Memory {
   PJRT_Memory* handle = nullptr;
   int id = 0;
-  std::string kind;         // "device", "pinned_host", "unpinned_host"
+  std::string kind;  // "device", "pinned_host", "unpinned_host"
   std::string debug_string;
 };
 
 struct Device {
   PJRT_Device* handle = nullptr;
-  int id = 0;                // the plugin's global id; what device assignments name
+  int id = 0;  // the plugin's global id; what device assignments name
   int local_hardware_id = 0;
-  std::string kind;          // e.g. "cpu"
+  std::string kind;  // e.g. "cpu"
   std::string debug_string;
   AttributeMap attributes;
   std::vector<const Memory*> memories;
@@ -80,7 +80,7 @@ class Client {
   absl::StatusOr<Buffer> CreateError(const absl::Status& status, DType dtype, absl::Span<const int64_t> dims,
                                      const Memory& memory);
   struct Alias {
-    Buffer buffer;    // may be passed to Execute at once
+    Buffer buffer;  // may be passed to Execute at once
     Promise promise;
   };
   absl::StatusOr<Alias> CreateAlias(DType dtype, absl::Span<const int64_t> dims, const Memory& memory);

@@ -21,8 +21,7 @@ void Fire(PJRT_Error* error, void* user_arg) {
 
 }  // namespace
 
-Event::Event(Event&& other) noexcept
-    : plugin_(other.plugin_), event_(std::exchange(other.event_, nullptr)) {}
+Event::Event(Event&& other) noexcept : plugin_(other.plugin_), event_(std::exchange(other.event_, nullptr)) {}
 
 Event& Event::operator=(Event&& other) noexcept {
   std::swap(plugin_, other.plugin_);

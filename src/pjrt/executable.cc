@@ -69,7 +69,8 @@ absl::StatusOr<std::vector<DeviceResult>> LoadedExecutable::ExecuteAll(
   if (options.launch_id == 0) return absl::InternalError("a launch needs an id other than 0");
   const size_t devices = arguments.size();
   if (devices == 0 || devices != device_ids_.size()) {
-    return absl::InternalError(absl::StrCat("a launch on ", device_ids_.size(), " devices got arguments for ", devices));
+    return absl::InternalError(
+        absl::StrCat("a launch on ", device_ids_.size(), " devices got arguments for ", devices));
   }
   const size_t count = arguments[0].size();
   absl::InlinedVector<PJRT_Buffer*, 64> flat;
@@ -108,8 +109,7 @@ absl::StatusOr<std::vector<DeviceResult>> LoadedExecutable::ExecuteAll(
   return results;
 }
 
-absl::StatusOr<DeviceResult> LoadedExecutable::ExecuteOnDevice(PJRT_Device* device,
-                                                               absl::Span<Buffer* const> arguments,
+absl::StatusOr<DeviceResult> LoadedExecutable::ExecuteOnDevice(PJRT_Device* device, absl::Span<Buffer* const> arguments,
                                                                const ExecuteOptions& options) {
   if (options.launch_id == 0) return absl::InternalError("a launch needs an id other than 0");
   absl::InlinedVector<PJRT_Buffer*, 32> flat;
@@ -273,7 +273,8 @@ absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterMemoryKinds(
 namespace {
 
 const PJRT_Shardings_Extension* Shardings(const Plugin* plugin) {
-  auto* extension = reinterpret_cast<const PJRT_Shardings_Extension*>(plugin->FindExtension(PJRT_Extension_Type_Shardings));
+  auto* extension =
+      reinterpret_cast<const PJRT_Shardings_Extension*>(plugin->FindExtension(PJRT_Extension_Type_Shardings));
   return extension != nullptr && extension->base.struct_size >= sizeof(PJRT_Shardings_Extension) ? extension : nullptr;
 }
 
@@ -324,7 +325,8 @@ absl::StatusOr<std::optional<std::vector<std::string>>> LoadedExecutable::Output
 }
 
 absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterLayouts() {
-  auto* extension = reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
+  auto* extension =
+      reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
   if (extension == nullptr || extension->base.struct_size < sizeof(PJRT_Layouts_Extension)) {
     return NoExtension(plugin_, "Layouts");
   }
@@ -334,9 +336,10 @@ absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterLayouts() {
 }
 
 absl::StatusOr<std::vector<std::string>> LoadedExecutable::OutputLayouts() {
-  auto* extension = reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
-  if (extension == nullptr ||
-      extension->base.struct_size < offsetof(PJRT_Layouts_Extension, PJRT_Layouts_PJRT_Executable_GetParameterLayouts)) {
+  auto* extension =
+      reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
+  if (extension == nullptr || extension->base.struct_size <
+                                  offsetof(PJRT_Layouts_Extension, PJRT_Layouts_PJRT_Executable_GetParameterLayouts)) {
     return NoExtension(plugin_, "Layouts");
   }
   auto args = On<PJRT_Layouts_PJRT_Executable_GetOutputLayouts_Args>(executable_);

@@ -64,10 +64,10 @@ class LoadedExecutable {
 
   // --- Metadata. UNIMPLEMENTED where the plugin does not know.
   absl::StatusOr<std::string> Name();
-  absl::StatusOr<std::string> Serialize();           // only right for an executable that was *compiled* here
-  absl::StatusOr<std::string> OptimizedProgram();    // serialized xla.HloModuleProtoWithConfig (or HloModuleProto)
-  absl::StatusOr<std::string> CompileOptions();      // serialized xla.CompileOptionsProto
-  absl::StatusOr<std::string> Fingerprint();         // useless as a cache key
+  absl::StatusOr<std::string> Serialize();         // only right for an executable that was *compiled* here
+  absl::StatusOr<std::string> OptimizedProgram();  // serialized xla.HloModuleProtoWithConfig (or HloModuleProto)
+  absl::StatusOr<std::string> CompileOptions();    // serialized xla.CompileOptionsProto
+  absl::StatusOr<std::string> Fingerprint();       // useless as a cache key
   absl::StatusOr<int64_t> CodeBytes();
   absl::StatusOr<MemoryStats> GetMemoryStats();
   absl::StatusOr<std::map<std::string, double>> CostAnalysis();

@@ -199,8 +199,7 @@ XLA_FFI_Error* FfiCall::Fail(const absl::Status& status) const { return MakeErro
 
 absl::StatusOr<FfiCompletion> FfiCall::Defer() {
   auto args = Sized<XLA_FFI_Future_Create_Args>();
-  absl::Status status =
-      TakeFfiError(frame_->api, frame_->api->XLA_FFI_Future_Create(&args), "deferring a custom call");
+  absl::Status status = TakeFfiError(frame_->api, frame_->api->XLA_FFI_Future_Create(&args), "deferring a custom call");
   if (!status.ok()) return status;
   frame_->future = args.future;
   FfiCompletion completion;

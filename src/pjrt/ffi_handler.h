@@ -76,8 +76,8 @@ class FfiCall {
   absl::StatusOr<int64_t> IntAttribute(absl::string_view name) const;
   absl::StatusOr<std::string> StringAttribute(absl::string_view name) const;
 
-  absl::StatusOr<int64_t> RunId() const;         // the launch id
-  absl::StatusOr<int32_t> DeviceOrdinal() const; // the device's id in its client
+  absl::StatusOr<int64_t> RunId() const;          // the launch id
+  absl::StatusOr<int32_t> DeviceOrdinal() const;  // the device's id in its client
 
   // What a handler returns for an error.
   XLA_FFI_Error* Fail(const absl::Status& status) const;

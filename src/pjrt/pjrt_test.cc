@@ -25,10 +25,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-#define ASSERT_OK(expr)                                              \
-  do {                                                               \
-    absl::Status lb_test_status = (expr);                            \
-    ASSERT_TRUE(lb_test_status.ok()) << lb_test_status;              \
+#define ASSERT_OK(expr)                                 \
+  do {                                                  \
+    absl::Status lb_test_status = (expr);               \
+    ASSERT_TRUE(lb_test_status.ok()) << lb_test_status; \
   } while (false)
 
 constexpr int kDevices = 4;
@@ -185,8 +185,9 @@ TEST_F(PjrtTest, EveryDeviceType) {
     ASSERT_OK(Value(result->buffer.CopyToHost(back.data(), bytes)).Await());
     EXPECT_EQ(std::memcmp(back.data(), host.data(), bytes), 0) << DTypeName(*dtype);
   }
-  EXPECT_FALSE(client_->BufferFromHost("", DType::kString, {1}, {}, *device(0).default_memory,
-                                       HostSemantics::kOnlyDuringCall).ok());
+  EXPECT_FALSE(
+      client_->BufferFromHost("", DType::kString, {1}, {}, *device(0).default_memory, HostSemantics::kOnlyDuringCall)
+          .ok());
 }
 
 TEST_F(PjrtTest, ZeroCopySharesMemory) {
@@ -227,7 +228,8 @@ TEST_F(PjrtTest, DeleteAndCopies) {
 }
 
 TEST_F(PjrtTest, ErrorBufferCarriesItsStatus) {
-  Buffer buffer = Value(client_->CreateError(absl::DataLossError("slice gone"), DType::kF32, {4}, *device(0).default_memory));
+  Buffer buffer =
+      Value(client_->CreateError(absl::DataLossError("slice gone"), DType::kF32, {4}, *device(0).default_memory));
   absl::Status status = Value(buffer.ReadyEvent()).Await();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("slice gone"));
@@ -251,7 +253,8 @@ TEST_F(PjrtTest, ExecuteAllDevices) {
   auto executable = Compile(kPsumProgram, 4);
   EXPECT_THAT(executable->device_ids(), ElementsAre(0, 1, 2, 3));
   std::vector<Buffer> shards;
-  for (size_t d = 0; d < 4; ++d) shards.push_back(Upload({static_cast<float>(2 * d), static_cast<float>(2 * d + 1)}, d));
+  for (size_t d = 0; d < 4; ++d)
+    shards.push_back(Upload({static_cast<float>(2 * d), static_cast<float>(2 * d + 1)}, d));
   std::vector<Buffer*> pointers;
   for (Buffer& shard : shards) pointers.push_back(&shard);
   std::vector<absl::Span<Buffer* const>> lists;
@@ -315,9 +318,7 @@ TEST_F(PjrtTest, PromiseFulfilledAndFailed) {
   // Destroyed unfulfilled: nobody waits for ever.
   auto dropped = Value(client_->CreateAlias(DType::kF32, {4}, *device(0).default_memory));
   dropped.promise = Promise();
-  {
-    Promise gone = std::move(dropped.promise);
-  }
+  { Promise gone = std::move(dropped.promise); }
   EXPECT_EQ(failed.promise.Fail(absl::AbortedError("")).code(), absl::StatusCode::kInternal);
 
   auto deleted = Value(client_->CreateAlias(DType::kF32, {4}, *device(0).default_memory));
@@ -360,7 +361,9 @@ TEST_F(PjrtTest, SerializeAndLoadOnOtherDevices) {
   std::string bytes = Value(Compile(kPsumProgram, 4)->Serialize());
   xla::CompileOptionsProto options = TestCompileOptions(4);
   for (int i = 0; i < 4; ++i) {
-    options.mutable_executable_build_options()->mutable_device_assignment()->mutable_computation_devices(i)
+    options.mutable_executable_build_options()
+        ->mutable_device_assignment()
+        ->mutable_computation_devices(i)
         ->set_replica_device_ids(0, 3 - i);
   }
   auto loaded = Value(client_->DeserializeAndLoad(bytes, options.SerializeAsString()));
@@ -479,9 +482,10 @@ TEST_F(PjrtTest, VirtualComputeAsJaxWritesIt) {
 TEST_F(PjrtTest, VirtualComputeBeforeACollective) {
   ASSERT_OK(RegisterVirtualCompute(*plugin_));
   std::string program = absl::StrReplaceAll(
-      kPsumProgram, {{"%1 = \"stablehlo.all_reduce\"(%arg1)",
-                      "%w = stablehlo.custom_call @landbridge_virtual_compute(%arg1) {api_version = 4 : i32, backend_config = "
-                      "{duration_us = 20000 : i64}} : (tensor<2xf32>) -> tensor<2xf32> %1 = \"stablehlo.all_reduce\"(%w)"}});
+      kPsumProgram,
+      {{"%1 = \"stablehlo.all_reduce\"(%arg1)",
+        "%w = stablehlo.custom_call @landbridge_virtual_compute(%arg1) {api_version = 4 : i32, backend_config = "
+        "{duration_us = 20000 : i64}} : (tensor<2xf32>) -> tensor<2xf32> %1 = \"stablehlo.all_reduce\"(%w)"}});
   auto executable = Compile(program, 4);
   std::vector<Buffer> shards;
   std::vector<Buffer*> pointers;

@@ -64,13 +64,13 @@ absl::StatusOr<std::shared_ptr<Plugin>> Plugin::Load(const std::string& given_pa
   void* library = ::dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = ::dlerror();
-    return absl::FailedPreconditionError(absl::StrCat(path, " cannot be loaded as a PJRT plugin: ",
-                                                      reason == nullptr ? "unknown reason" : reason));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " cannot be loaded as a PJRT plugin: ", reason == nullptr ? "unknown reason" : reason));
   }
   auto get_api = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
   if (get_api == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " is a shared library but not a PJRT plugin: it has no function GetPjrtApi; ", kHowToGetOne));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " is a shared library but not a PJRT plugin: it has no function GetPjrtApi; ", kHowToGetOne));
   }
   const PJRT_Api* api = get_api();
   constexpr size_t kVersionEnd = offsetof(PJRT_Api, pjrt_api_version) + sizeof(PJRT_Api_Version);
@@ -78,10 +78,10 @@ absl::StatusOr<std::shared_ptr<Plugin>> Plugin::Load(const std::string& given_pa
     return absl::FailedPreconditionError(absl::StrCat(path, " returned no usable PJRT function table"));
   }
   if (api->pjrt_api_version.major_version != kApiMajor || api->pjrt_api_version.minor_version < kApiMinorMin) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the PJRT plugin ", path, " has C API version ", api->pjrt_api_version.major_version, ".",
-        api->pjrt_api_version.minor_version, ", but Landbridge needs ", kApiMajor, ".", kApiMinorMin, " or newer (",
-        kApiMajor, ".x); install a plugin built with jaxlib 0.9 or newer"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the PJRT plugin ", path, " has C API version ", api->pjrt_api_version.major_version, ".",
+                     api->pjrt_api_version.minor_version, ", but Landbridge needs ", kApiMajor, ".", kApiMinorMin,
+                     " or newer (", kApiMajor, ".x); install a plugin built with jaxlib 0.9 or newer"));
   }
 
   std::shared_ptr<Plugin> plugin(new Plugin);
@@ -146,8 +146,8 @@ absl::Status Plugin::RegisterFfiHandler(absl::string_view target, void* handler,
   LB_ASSIGN_OR_RETURN(FfiVersion version, QueryFfiVersion(reinterpret_cast<XLA_FFI_Handler>(handler)));
   if (version.major != 0 || version.minor < 1) {
     return absl::FailedPreconditionError(absl::StrCat("custom-call handler ", target, " was built for FFI version ",
-                                                      version.major, ".", version.minor,
-                                                      ", which the PJRT plugin ", path_, " does not take"));
+                                                      version.major, ".", version.minor, ", which the PJRT plugin ",
+                                                      path_, " does not take"));
   }
   Args<PJRT_FFI_Register_Handler_Args> args;
   args->target_name = target.data();

@@ -118,11 +118,11 @@ class TimerPool {
   }
 
   std::mutex mutex_;
-  std::condition_variable sooner_;             // for the one who watches: another job is the first now
-  std::condition_variable work_;               // for those who do not
+  std::condition_variable sooner_;            // for the one who watches: another job is the first now
+  std::condition_variable work_;              // for those who do not
   std::vector<std::unique_ptr<Job>> timers_;  // a heap, earliest first
   bool watched_ = false;
-  bool starting_ = false;                      // a thread that will look at the timers
+  bool starting_ = false;  // a thread that will look at the timers
   size_t idle_ = 0;
   size_t threads_ = 0;
 };
@@ -135,7 +135,8 @@ absl::Status Start(FfiCall& call) {
   }
   if (call.num_operands() != call.num_results()) {
     return absl::InvalidArgumentError(absl::StrCat(kVirtualComputeTarget, " gives back what it gets, but it has ",
-                                                   call.num_operands(), " operands and ", call.num_results(), " results"));
+                                                   call.num_operands(), " operands and ", call.num_results(),
+                                                   " results"));
   }
   auto job = std::make_unique<Job>();
   job->due = Clock::now() + std::chrono::microseconds(microseconds);

@@ -112,9 +112,9 @@ absl::Status ProxyProcess::Run() {
     controller_.OnTime(loop_.Now());
     if (!door_open_) {
       const std::string reason = agent_->waits_for();
-      door_->ExpireInits(absl::UnavailableError(absl::StrCat(
-          "this proxy has no devices yet: it waits for ",
-          reason.empty() ? "the resource manager to declare its slices" : reason)));
+      door_->ExpireInits(
+          absl::UnavailableError(absl::StrCat("this proxy has no devices yet: it waits for ",
+                                              reason.empty() ? "the resource manager to declare its slices" : reason)));
     }
     trimmer_.Tick(work_done_, loop_.Now());
     for (auto it = executables_served_.begin(); it != executables_served_.end();) {
@@ -191,7 +191,7 @@ HolderAgent::Callbacks ProxyProcess::AgentCallbacks() {
 }
 
 void ProxyProcess::OnFleet(const Fleet& fleet) {
-  if (door_open_) return;   // virtual devices never change under a client
+  if (door_open_) return;  // virtual devices never change under a client
   const int slices =
       options_.virtual_slices.empty() ? fleet.slice_count : static_cast<int>(options_.virtual_slices.size());
   std::vector<VirtualDevice> devices;
@@ -243,8 +243,8 @@ void ProxyProcess::OnMemberUp(const MemberRef& ref, const WorkerInfo& info) {
   member->ref = ref;
   member->life = life;
   member->slot = {SliceId(ref.slice.index), ref.index};
-  member->name = absl::StrCat(member->slot.ToString(), " (worker ", info.name(), " on ", info.host(), ", pid ", info.pid(),
-                              ")");
+  member->name =
+      absl::StrCat(member->slot.ToString(), " (worker ", info.name(), " on ", info.host(), ", pid ", info.pid(), ")");
   LogInfo(member->name, " is up: ", info.device_count(), " ", info.device_kind(), " devices");
   if (info.data_address().empty()) {
     // Simulated: its bytes ride on the control stream, if there are any.
@@ -322,7 +322,7 @@ void ProxyProcess::FlushStreams() {
     for (std::string frame = member.stream.NextFrame(); !frame.empty(); frame = member.stream.NextFrame()) {
       ++member.frames_sent;
       member.bytes_sent += frame.size();
-      if (!agent_->SendControl(member.ref, std::move(frame))) break;   // resumed later, with replay
+      if (!agent_->SendControl(member.ref, std::move(frame))) break;  // resumed later, with replay
     }
   }
 }
@@ -349,8 +349,7 @@ void ProxyProcess::WantHostBytes(uint64_t key) { door_->WantHostBytes(key); }
 void ProxyProcess::DropHostBuffer(uint64_t key) { door_->DropHostBuffer(key); }
 void ProxyProcess::PauseSession(SessionId session, bool paused) { door_->PauseSession(session, paused); }
 
-void ProxyProcess::ServeExecutable(Incarnation, ExecutableId executable,
-                                   std::shared_ptr<const std::string> envelope) {
+void ProxyProcess::ServeExecutable(Incarnation, ExecutableId executable, std::shared_ptr<const std::string> envelope) {
   // One key serves every worker, also one that comes up much later: it lives as long as the executable does.
   auto [it, added] = executables_served_.try_emplace(executable, envelope);
   if (added) {
@@ -397,14 +396,10 @@ json ProxyProcess::Status() {
   out["ready"] = door_open_;
   out["log"] = LogPlace();
   if (const std::string reason = agent_->waits_for(); !reason.empty()) out["waits_for"] = reason;
-  out["counts"] = {{"sessions", counts.sessions},
-                   {"arrays", counts.arrays},
-                   {"buffers", counts.buffers},
-                   {"executables", counts.executables},
-                   {"requests", counts.requests},
-                   {"launches_unfinished", counts.launches_unfinished},
-                   {"ops_parked", counts.ops_parked},
-                   {"transfers", counts.transfers},
+  out["counts"] = {{"sessions", counts.sessions},        {"arrays", counts.arrays},
+                   {"buffers", counts.buffers},          {"executables", counts.executables},
+                   {"requests", counts.requests},        {"launches_unfinished", counts.launches_unfinished},
+                   {"ops_parked", counts.ops_parked},    {"transfers", counts.transfers},
                    {"host_buffers", counts.host_buffers}};
   out["controller"] = json::parse(controller_.StatusJson(loop_.Now()), nullptr, false);
   out["front_door"] = json::parse(door_->StatusJson(), nullptr, false);
@@ -415,9 +410,12 @@ json ProxyProcess::Status() {
                        {"keys_published", stats.keys_published}};
   out["tensor_bytes"] = stats.bytes_sent + stats.bytes_received;
   const CompileServiceStats compile = compiler_->Stats();
-  out["compile"] = {{"compiles", compile.compiles},       {"cache_hits", compile.cache_hits},
-                    {"failures", compile.failures},       {"child_deaths", compile.child_deaths},
-                    {"queued", compile.queued},           {"running", compile.running},
+  out["compile"] = {{"compiles", compile.compiles},
+                    {"cache_hits", compile.cache_hits},
+                    {"failures", compile.failures},
+                    {"child_deaths", compile.child_deaths},
+                    {"queued", compile.queued},
+                    {"running", compile.running},
                     {"plugin_sha256", compiler_->plugin_sha256()}};
   out["workers_lost"] = losses_;
   out["flushes"] = flushes_;

@@ -24,17 +24,17 @@
 namespace landbridge {
 
 struct ProxyOptions {
-  std::string listen_address = "127.0.0.1:29000";   // for clients
-  std::string admin_address = "127.0.0.1:0";        // for `landbridge status`
-  std::string port_file;                            // "host:port\n" of the clients' port, when clients may come
+  std::string listen_address = "127.0.0.1:29000";  // for clients
+  std::string admin_address = "127.0.0.1:0";       // for `landbridge status`
+  std::string port_file;                           // "host:port\n" of the clients' port, when clients may come
   std::string resource_manager_address;
-  std::vector<std::string> virtual_slices;          // types; empty: every slice of the resource manager
+  std::vector<std::string> virtual_slices;  // types; empty: every slice of the resource manager
   LeaseTimes times;
   CompileServiceOptions compile;
-  std::string shared_directory;                     // uploads by file; empty: refused
-  std::string cluster_secret;                       // data planes of processes with another one are refused
-  Scheduling scheduling;                            // what workers order launches by
-  bool sequential_dispatch = false;                 // see Controller::Options
+  std::string shared_directory;      // uploads by file; empty: refused
+  std::string cluster_secret;        // data planes of processes with another one are refused
+  Scheduling scheduling;             // what workers order launches by
+  bool sequential_dispatch = false;  // see Controller::Options
 };
 
 // Thread-safety: construct, Run and destroy on one thread, which becomes the loop's.
@@ -49,14 +49,14 @@ class ProxyProcess : private ControllerSink {
  private:
   struct Member {
     MemberRef ref;
-    Incarnation life;              // LifeUnder its grant: what controller and data plane know it by
+    Incarnation life;  // LifeUnder its grant: what controller and data plane know it by
     SlotId slot;
-    std::string name;              // "slice0/0 on HOST (pid N)"
+    std::string name;  // "slice0/0 on HOST (pid N)"
     WorkerStream stream;
-    bool flowing = false;          // a connection of it is up
-    uint64_t ops_sent = 0, frames_sent = 0, bytes_sent = 0;   // what is repeated counts again
-    std::vector<DeviceUse> use;    // of its last heartbeat
-    std::vector<LinkUse> links;    // of its last heartbeat
+    bool flowing = false;                                    // a connection of it is up
+    uint64_t ops_sent = 0, frames_sent = 0, bytes_sent = 0;  // what is repeated counts again
+    std::vector<DeviceUse> use;                              // of its last heartbeat
+    std::vector<LinkUse> links;                              // of its last heartbeat
   };
 
   // ControllerSink. These only record.
@@ -97,16 +97,16 @@ class ProxyProcess : private ControllerSink {
   std::unique_ptr<HolderAgent> agent_;
   AdminTable admin_;
   std::unique_ptr<AdminServer> admin_server_;
-  absl::flat_hash_map<Incarnation, std::unique_ptr<Member>> members_;                   // by life
+  absl::flat_hash_map<Incarnation, std::unique_ptr<Member>> members_;                // by life
   absl::flat_hash_map<std::pair<Incarnation, PhysicalSliceId>, Incarnation> lives_;  // of members, by process and slice
   absl::flat_hash_map<ExecutableId, std::weak_ptr<const std::string>> executables_served_;
-  uint64_t request_ = 0;             // our request for slices
+  uint64_t request_ = 0;  // our request for slices
   bool door_open_ = false;
   std::string client_address_;
   bool flush_posted_ = false;
   uint64_t losses_ = 0;
-  uint64_t work_done_ = 0;           // grows with every frame sent and report taken
-  uint64_t flushes_ = 0;             // turns of the loop at whose end something was sent
+  uint64_t work_done_ = 0;  // grows with every frame sent and report taken
+  uint64_t flushes_ = 0;    // turns of the loop at whose end something was sent
   MemoryTrimmer trimmer_;
   struct Explaining {
     AdminTable::Answer answer;
@@ -114,7 +114,7 @@ class ProxyProcess : private ControllerSink {
   };
   absl::flat_hash_map<RequestId, Explaining> explaining_;
   uint64_t next_explain_ = 1;
-  std::vector<Incarnation> dirty_;   // members with something to send
+  std::vector<Incarnation> dirty_;  // members with something to send
   absl::Status failure_;
 };
 

@@ -20,9 +20,8 @@ struct TpuType {
   int dimensions;
 };
 // "1t": machines with one chip.
-constexpr TpuType kTpuTypes[] = {{"tpuv4", 4, 1, 3},    {"tpuv5", 4, 1, 3},    {"tpuv5p", 4, 1, 3},
-                                 {"tpuv5e", 4, 1, 2},   {"tpuv5e1t", 1, 1, 2}, {"tpuv6e", 4, 1, 2},
-                                 {"tpuv6e1t", 1, 1, 2}, {"tpu7x", 4, 2, 3}};
+constexpr TpuType kTpuTypes[] = {{"tpuv4", 4, 1, 3},    {"tpuv5", 4, 1, 3},  {"tpuv5p", 4, 1, 3},   {"tpuv5e", 4, 1, 2},
+                                 {"tpuv5e1t", 1, 1, 2}, {"tpuv6e", 4, 1, 2}, {"tpuv6e1t", 1, 1, 2}, {"tpu7x", 4, 2, 3}};
 
 }  // namespace
 

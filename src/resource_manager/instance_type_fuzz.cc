@@ -7,8 +7,8 @@
 namespace landbridge::fuzz {
 
 std::vector<std::string> FuzzSeeds() {
-  return {"cpu:4", "cpu:2x4", "cuda:8", "gpu:2x8", "tpuv6e:4x4", "tpuv4:2x2x2", "tpu7x:2x2x1", "cpu:65536", "cpu:+4",
-          "cpu:4x", "tpuv5e1t:1x1", "cpu:99999999999999999999x2"};
+  return {"cpu:4",       "cpu:2x4",   "cuda:8", "gpu:2x8", "tpuv6e:4x4",   "tpuv4:2x2x2",
+          "tpu7x:2x2x1", "cpu:65536", "cpu:+4", "cpu:4x",  "tpuv5e1t:1x1", "cpu:99999999999999999999x2"};
 }
 
 void FuzzOne(absl::string_view input) {

@@ -29,7 +29,7 @@ struct Shape {
   int slices = 2;
   int workers_per_slice = 2;
   int spares = 0;
-  std::vector<int> demands;   // slices wanted by each proxy
+  std::vector<int> demands;  // slices wanted by each proxy
   bool only_rm_restarts = false;
 };
 
@@ -98,7 +98,7 @@ class World {
     explicit Process(World* w) : world(w) {}
     virtual ~Process() = default;
     World* world;
-    uint64_t life = 0;   // grows with each start
+    uint64_t life = 0;  // grows with each start
     bool alive = false;
     bool paused = false;
     double rate = 1;
@@ -154,8 +154,8 @@ class World {
     Incarnation incarnation;
     std::unique_ptr<WorkerLease> core;
     struct SliceUse {
-      GrantNumber newest;             // ever activated
-      std::set<GrantNumber> working;  // work under it has not ended
+      GrantNumber newest;                          // ever activated
+      std::set<GrantNumber> working;               // work under it has not ended
       std::map<GrantNumber, TimeNs> renewal_sent;  // newest delivered heartbeat's sending, global time
     };
     std::map<PhysicalSliceId, SliceUse> use;
@@ -234,7 +234,8 @@ class World {
         world->Fail(absl::StrCat("w", index, " obeyed ", grant.ToString(), " after ", slice.newest.ToString()));
       }
       const auto views = core->leases();
-      const auto held = std::find_if(views.begin(), views.end(), [&](const auto& v) { return v.grant.SameNumber(grant); });
+      const auto held =
+          std::find_if(views.begin(), views.end(), [&](const auto& v) { return v.grant.SameNumber(grant); });
       if (held == views.end() || !held->renewed) return;  // its time runs from the activation
       // By the slowest clock, and with the longest way of a message, the lease has ended then.
       const DurationNs bound = static_cast<DurationNs>(static_cast<double>(world->times_.lease) / 0.92) + kDelayMax;
@@ -372,7 +373,9 @@ class World {
   static constexpr DurationNs kDelayMax = 120 * kMillisecond;
 
   std::string TypeText() const { return absl::StrCat("cpu:", shape_.workers_per_slice, "x4"); }
-  DurationNs Random(DurationNs below) { return static_cast<DurationNs>(random_.NextBelow(static_cast<uint64_t>(below))); }
+  DurationNs Random(DurationNs below) {
+    return static_cast<DurationNs>(random_.NextBelow(static_cast<uint64_t>(below)));
+  }
   void At(DurationNs delay, std::function<void()> fn) { events_.push({now_ + delay, ++order_, std::move(fn)}); }
   void RunUntil(TimeNs end) {
     while (error_.empty() && !events_.empty() && events_.top().at <= end) {
@@ -396,7 +399,8 @@ class World {
       if (!proxy->alive || (!fenced && proxy->name != holder)) continue;
       ProxyProcess* p = proxy.get();
       for (const auto& [key, link] : p->links) {
-        if (link.ref.incarnation != worker.incarnation || !link.ref.grant.SameNumber(grant) || !link.connected) continue;
+        if (link.ref.incarnation != worker.incarnation || !link.ref.grant.SameNumber(grant) || !link.connected)
+          continue;
         Send(worker.id(), p->id(), [p, ref = link.ref, born = p->life, sent_ns = worker.Local(), fenced] {
           p->Receive(born, [p, ref, sent_ns, fenced] {
             if (fenced) {
@@ -419,9 +423,8 @@ class World {
     *hello.mutable_grant() = ref.grant.ToProto();
     Send(p->id(), worker->id(), [this, p, ref, worker, hello, born = p->life] {
       if (!worker->alive) {
-        Send(worker->id(), p->id(), [p, ref, born] {
-          p->Receive(born, [p, ref] { p->core->OnMemberRefused(ref, p->Local()); });
-        });
+        Send(worker->id(), p->id(),
+             [p, ref, born] { p->Receive(born, [p, ref] { p->core->OnMemberRefused(ref, p->Local()); }); });
         return;
       }
       worker->Receive(worker->life, [this, p, ref, worker, hello, born] {
@@ -520,10 +523,10 @@ class World {
       if (!proxy->alive || proxy->paused) return false;
       for (const auto& slice : proxy->core->slices()) {
         ++wanted;
-        const bool whole = !slice.members.empty() &&
-                           std::all_of(slice.members.begin(), slice.members.end(), [](const auto& member) {
-                             return member.up && member.connected && member.ref.incarnation.valid();
-                           });
+        const bool whole =
+            !slice.members.empty() && std::all_of(slice.members.begin(), slice.members.end(), [](const auto& member) {
+              return member.up && member.connected && member.ref.incarnation.valid();
+            });
         if (whole) ++up;
       }
     }

@@ -33,12 +33,11 @@ bool ResourceManagerCore::Genuine(const Grant& grant) const {
 }
 
 std::string ResourceManagerCore::SignatureOf(ProxyLife life, uint64_t request, uint64_t term, uint64_t count) const {
-  return HmacSha256(options_.cluster_secret,
-                    absl::StrCat("stamp ", life.value(), " ", request, " ", term, " ", count));
+  return HmacSha256(options_.cluster_secret, absl::StrCat("stamp ", life.value(), " ", request, " ", term, " ", count));
 }
 
-const ResourceManagerCore::Lease* ResourceManagerCore::LeaseOf(ProxyLife life, uint64_t request,
-                                                               int32_t virtual_slice, int* slice) const {
+const ResourceManagerCore::Lease* ResourceManagerCore::LeaseOf(ProxyLife life, uint64_t request, int32_t virtual_slice,
+                                                               int* slice) const {
   const auto it = leased_.find({life, request, virtual_slice});
   if (it == leased_.end()) return nullptr;
   const Lease* found = nullptr;
@@ -99,8 +98,7 @@ void ResourceManagerCore::Revoke(int slice, const std::string& why) {
 
 bool ResourceManagerCore::HolderAnnounces(const Proxy& proxy, const Lease& lease) const {
   auto it = proxy.requests.find(lease.request);
-  if (it == proxy.requests.end() || lease.virtual_slice < 0 ||
-      lease.virtual_slice >= it->second.report.slices_size()) {
+  if (it == proxy.requests.end() || lease.virtual_slice < 0 || lease.virtual_slice >= it->second.report.slices_size()) {
     return false;
   }
   const VirtualSliceReport& said = it->second.report.slices(lease.virtual_slice);
@@ -175,8 +173,7 @@ void ResourceManagerCore::Judge(int slice, TimeNs now) {
         return;
       }
       break;
-    case Lease::Phase::kGranted:
-      break;
+    case Lease::Phase::kGranted: break;
   }
   JudgeHolder(slice, now);
 }
@@ -259,8 +256,9 @@ absl::Status ResourceManagerCore::OnHolderReport(const HolderReport& report, Tim
       proxy->refused = absl::StrCat("the proxy has version ", report.version(), ", the resource manager has version ",
                                     options_.version, ": all processes of a cluster must come from one build");
     }
-    sink_->Log(absl::StrCat("proxy ", life.ToString(), " on ", report.host(),
-                            proxy->refused.empty() ? " has registered" : absl::StrCat(" is refused: ", proxy->refused)));
+    sink_->Log(
+        absl::StrCat("proxy ", life.ToString(), " on ", report.host(),
+                     proxy->refused.empty() ? " has registered" : absl::StrCat(" is refused: ", proxy->refused)));
   }
   proxy->linked = true;
   if (report.number() <= proxy->last_report) return absl::OkStatus();
@@ -295,7 +293,8 @@ absl::Status ResourceManagerCore::OnHolderReport(const HolderReport& report, Tim
         request.stamp = said.stamp();
         highest = std::max(highest, said.stamp().term());
       } else {
-        sink_->Log(absl::StrCat("proxy ", life.ToString(), " showed a stamp that this cluster did not make; it queues anew"));
+        sink_->Log(
+            absl::StrCat("proxy ", life.ToString(), " showed a stamp that this cluster did not make; it queues anew"));
       }
     }
     request.report = said;
@@ -345,7 +344,8 @@ void ResourceManagerCore::StampRequests() {
       if (!request.stamp.has_value()) waiting.emplace_back(request.arrival, &proxy, id);
     }
   }
-  std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) { return std::get<0>(a) < std::get<0>(b); });
+  std::sort(waiting.begin(), waiting.end(),
+            [](const auto& a, const auto& b) { return std::get<0>(a) < std::get<0>(b); });
   for (auto& [arrival, proxy, id] : waiting) {
     StampProto stamp;
     stamp.set_term(term_);
@@ -388,9 +388,8 @@ void ResourceManagerCore::ServeQueue(TimeNs now) {
       }
     }
   }
-  std::sort(queue.begin(), queue.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.stamp, a.id) < std::tie(b.stamp, b.id);
-  });
+  std::sort(queue.begin(), queue.end(),
+            [](const Entry& a, const Entry& b) { return std::tie(a.stamp, a.id) < std::tie(b.stamp, b.id); });
   int ahead = 0;
   bool blocked = false;
   for (Entry& entry : queue) {
@@ -425,9 +424,10 @@ void ResourceManagerCore::ServeQueue(TimeNs now) {
           MarkSlice(slice);
         } else {
           waits = true;
-          waits_for = ahead > 0 ? absl::StrCat("a free slice of type ", wanted.type(), "; ", ahead,
-                                               ahead == 1 ? " request is ahead of it" : " requests are ahead of it")
-                                : absl::StrCat("a free slice of type ", wanted.type(), "; it is the first in the queue");
+          waits_for = ahead > 0
+                          ? absl::StrCat("a free slice of type ", wanted.type(), "; ", ahead,
+                                         ahead == 1 ? " request is ahead of it" : " requests are ahead of it")
+                          : absl::StrCat("a free slice of type ", wanted.type(), "; it is the first in the queue");
         }
       }
       std::string& old = entry.request->waits_for[static_cast<size_t>(v)];

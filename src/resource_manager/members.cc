@@ -62,13 +62,13 @@ std::string ResourceManagerCore::WhyRefused(const WorkerInfo& info) const {
                         options_.version, ": all processes of a cluster must come from one build");
   }
   if (info.device_count() != options_.type.devices_per_worker) {
-    return absl::StrCat("worker ", info.name(), " has ", info.device_count(), " devices, but --instance_type=",
-                        options_.type.ToString(), " wants ", options_.type.devices_per_worker,
-                        " in each worker: change one of the two");
+    return absl::StrCat("worker ", info.name(), " has ", info.device_count(),
+                        " devices, but --instance_type=", options_.type.ToString(), " wants ",
+                        options_.type.devices_per_worker, " in each worker: change one of the two");
   }
   if (info.platform() != options_.type.platform) {
-    return absl::StrCat("worker ", info.name(), " has platform \"", info.platform(), "\", but --instance_type=",
-                        options_.type.text, " wants \"", options_.type.platform, "\"");
+    return absl::StrCat("worker ", info.name(), " has platform \"", info.platform(),
+                        "\", but --instance_type=", options_.type.text, " wants \"", options_.type.platform, "\"");
   }
   return "";
 }
@@ -190,9 +190,10 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
     worker->refused = WhyRefused(worker->info);
     MarkDirty(*worker);
     changed_ = true;
-    sink_->Log(absl::StrCat("worker ", worker->info.name(), " (", id.ToString(), ") on ", worker->info.host(), ", ",
-                            worker->info.device_count(), " ", worker->info.platform(), " devices",
-                            worker->refused.empty() ? " has registered" : absl::StrCat(" is refused: ", worker->refused)));
+    sink_->Log(
+        absl::StrCat("worker ", worker->info.name(), " (", id.ToString(), ") on ", worker->info.host(), ", ",
+                     worker->info.device_count(), " ", worker->info.platform(), " devices",
+                     worker->refused.empty() ? " has registered" : absl::StrCat(" is refused: ", worker->refused)));
     // A new life of a worker has killed the old one before it opened its devices: the place is its own at once.
     std::vector<Incarnation> old_lives;
     for (const auto& [other_id, other] : workers_) {
@@ -238,12 +239,12 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
   }
   std::map<int, GrantNumber> ended;
   for (const RevokedUpTo& said : report.ended()) ended[said.slice()] = GrantNumber{said.term(), said.count()};
-  const bool same = ended == worker->ended &&
-                    std::equal(leases.begin(), leases.end(), worker->leases.begin(), worker->leases.end(),
-                               [](const auto& a, const auto& b) {
-                                 return a.first == b.first && a.second.grant.number == b.second.grant.number &&
-                                        a.second.active == b.second.active;
-                               });
+  const bool same = ended == worker->ended && std::equal(leases.begin(), leases.end(), worker->leases.begin(),
+                                                         worker->leases.end(), [](const auto& a, const auto& b) {
+                                                           return a.first == b.first &&
+                                                                  a.second.grant.number == b.second.grant.number &&
+                                                                  a.second.active == b.second.active;
+                                                         });
   worker->leases = std::move(leases);
   worker->ended = std::move(ended);
   if (!same) {

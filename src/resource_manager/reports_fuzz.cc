@@ -104,7 +104,9 @@ void FuzzOne(absl::string_view input) {
         break;
       case 3: rm.OnMemberGone(Incarnation(choices.Id()), now); break;
       case 4: rm.OnHolderGone(ProxyLife(choices.Id()), now); break;
-      case 5: LB_CHECK(!rm.StatusJson(now).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).empty()); break;
+      case 5:
+        LB_CHECK(!rm.StatusJson(now).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).empty());
+        break;
       case 6: {  // a worker does as it was told
         MemberReport report;
         report.set_incarnation(sink.last_member.incarnation());

@@ -184,8 +184,8 @@ MemberUpdate ResourceManagerCore::MakeMemberUpdate(const Worker& worker) const {
   if (worker.placed && worker.refused.empty() && !worker.replaced && worker.draining.empty() && settled_) {
     const std::optional<Lease>& lease = slices_[static_cast<size_t>(worker.slice)].lease;
     auto held = worker.leases.find(worker.slice);
-    const bool has = lease.has_value() && held != worker.leases.end() &&
-                     held->second.grant.number == lease->grant.number;
+    const bool has =
+        lease.has_value() && held != worker.leases.end() && held->second.grant.number == lease->grant.number;
     if (lease.has_value() && !has) {
       MemberOffer* offer = update.add_offers();
       *offer->mutable_grant() = lease->grant.ToProto();
@@ -234,14 +234,13 @@ HolderUpdate ResourceManagerCore::MakeHolderUpdate(const Proxy& proxy) const {
         if (worker == nullptr) continue;
         auto held = worker->leases.find(s);
         // A member that has not acknowledged this grant (a new one, taking a lost one's place) is not there yet.
-        if (held == worker->leases.end() || !held->second.active ||
-            held->second.grant.number != lease->grant.number) {
+        if (held == worker->leases.end() || !held->second.active || held->second.grant.number != lease->grant.number) {
           continue;
         }
         member->set_incarnation(worker->id.value());
         member->set_draining(worker->draining);
-        const bool knows = static_cast<int>(i) < known.members_size() &&
-                           known.members(static_cast<int>(i)) == worker->id.value();
+        const bool knows =
+            static_cast<int>(i) < known.members_size() && known.members(static_cast<int>(i)) == worker->id.value();
         if (!knows) *member->mutable_info() = worker->info;
       }
     }

@@ -46,7 +46,7 @@ struct ResourceManagerOptions {
   LeaseTimes times;
   std::string cluster_secret;  // the same in every life of the RM; signs stamps, makes grants' secrets
   std::string version;
-  uint64_t life = 1;           // random, for each life
+  uint64_t life = 1;  // random, for each life
 };
 
 // Thread-safety: one thread. Events come with the time of one monotonic clock, in that order; ticks every
@@ -115,7 +115,7 @@ class ResourceManagerCore {
     uint64_t request = 0;
     int32_t virtual_slice = 0;
     Phase phase = Phase::kOffering;
-    TimeNs since = 0;           // of the phase
+    TimeNs since = 0;             // of the phase
     TimeNs memberless_since = 0;  // 0: some member is there
   };
   struct Slice {
@@ -148,7 +148,7 @@ class ResourceManagerCore {
   void NoteTerm(uint64_t reported, TimeNs now);  // goes above terms of other lives of the RM
   void Settle(TimeNs now);
   void EndOfEvent(TimeNs now, bool tick = false);
-  bool LeavesAllToTicks() const;   // what costs the more the more slices there are
+  bool LeavesAllToTicks() const;  // what costs the more the more slices there are
   void Flush(TimeNs now, bool periodic);
   void MarkDirty(Worker& worker);
   MemberUpdate MakeMemberUpdate(const Worker& worker) const;
@@ -198,10 +198,10 @@ class ResourceManagerCore {
   // Slices leased to (proxy, request, virtual slice): one, but for moments.
   std::map<std::tuple<ProxyLife, uint64_t, int32_t>, std::set<int>> leased_;
   std::map<Incarnation, Worker> workers_;
-  std::vector<Incarnation> dirty_workers_;   // linked ones that get an update at the end of this event
+  std::vector<Incarnation> dirty_workers_;  // linked ones that get an update at the end of this event
   std::map<ProxyLife, Proxy> proxies_;
-  std::set<Incarnation> retired_;            // lives that another one has replaced
-  std::deque<Incarnation> retired_order_;    // oldest first
+  std::set<Incarnation> retired_;          // lives that another one has replaced
+  std::deque<Incarnation> retired_order_;  // oldest first
   uint64_t term_ = 0;
   bool settled_ = false;  // the start window is over
   TimeNs window_end_ = 0;

@@ -263,7 +263,7 @@ TEST_F(RmTest, ARequestThatWaitsForMoreIsNotOvertaken) {
   Rounds(3);
   AddProxy(51, {"cpu:4"});
   Rounds(3);
-  EXPECT_EQ(Grants(50), "- ps1/g1.2");   // its first place is taken; the second is served
+  EXPECT_EQ(Grants(50), "- ps1/g1.2");  // its first place is taken; the second is served
   EXPECT_EQ(Grants(51), "-");
   ASSERT_TRUE(proxies_[49].report.requests_size() == 1);
   proxies_[49].report.set_leaving(true);
@@ -280,7 +280,8 @@ TEST_F(RmTest, UnknownTypeNeverBlocksOthers) {
   AddProxy(50, {"cpu:8"});
   AddProxy(51, {"cpu:4"});
   Rounds(20);
-  EXPECT_EQ(holder_updates_[50].requests(0).slices(0).waits_for(), "a slice of type cpu:8; this cluster has only cpu:4");
+  EXPECT_EQ(holder_updates_[50].requests(0).slices(0).waits_for(),
+            "a slice of type cpu:8; this cluster has only cpu:4");
   EXPECT_EQ(Grants(51), "ps0/g1.1");
 }
 
@@ -388,14 +389,14 @@ TEST_F(RmTest, NewLifeTakesItsPlaceAndJoinsTheSameLease) {
 
 TEST_F(RmTest, WorkersGetTheSliceThatTheyAskForWhileItHasAPlace) {
   StartRm("cpu:4", 3);
-  Rounds(20);   // the start window is over: workers are placed as they register
+  Rounds(20);  // the start window is over: workers are placed as they register
   AddWorker(12).report.mutable_info()->set_slice_hint(3);
   Rounds(2);
   AddWorker(11).report.mutable_info()->set_slice_hint(1);
   AddWorker(13).report.mutable_info()->set_slice_hint(1);
   Rounds(2);
   EXPECT_EQ(rm_->members(0)[0].value(), 11u);
-  EXPECT_EQ(rm_->members(1)[0].value(), 13u);   // its wish is taken: any place
+  EXPECT_EQ(rm_->members(1)[0].value(), 13u);  // its wish is taken: any place
   EXPECT_EQ(rm_->members(2)[0].value(), 12u);
 }
 
@@ -403,7 +404,7 @@ TEST_F(RmTest, WhoAsksForEverySliceGetsThemInOrder) {
   StartRm("cpu:4", 2);
   AddProxy(50, {"cpu:4", "cpu:4"});
   Rounds(20);
-  AddWorker(12).report.mutable_info()->set_slice_hint(2);   // slice 1 is whole first
+  AddWorker(12).report.mutable_info()->set_slice_hint(2);  // slice 1 is whole first
   Rounds(6);
   EXPECT_EQ(Grants(50), "- ps1/g1.1");
   AddWorker(11);
@@ -425,7 +426,7 @@ TEST_F(RmTest, OfManySlicesTheNextTickTells) {
   member_updates_.clear();
   workers_[100].report.set_draining("maintenance");
   Say(100);
-  EXPECT_TRUE(member_updates_.contains(100));   // its own answer comes at once
+  EXPECT_TRUE(member_updates_.contains(100));  // its own answer comes at once
   EXPECT_TRUE(holder_updates_.empty());
   rm_->OnTick(now_);
   ASSERT_TRUE(holder_updates_.contains(50));

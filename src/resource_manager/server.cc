@@ -34,9 +34,8 @@ class ResourceManagerServer::Impl : public ResourceManagerSink {
   }
 
   absl::Status Listen(const std::string& address) {
-    auto listener = Listener::Listen(loop_, address, [this](std::unique_ptr<Connection> connection) {
-      OnAccept(std::move(connection));
-    });
+    auto listener = Listener::Listen(
+        loop_, address, [this](std::unique_ptr<Connection> connection) { OnAccept(std::move(connection)); });
     if (!listener.ok()) return listener.status();
     listener_ = std::move(*listener);
     tick_ = loop_->RunEvery(tick_period_, [this] { core_.OnTick(loop_->Now()); });

@@ -204,7 +204,8 @@ TEST_F(ShellTest, FromNothingToOpsThroughLossAndRestarts) {
   Until([&] { return proxy.events.size() >= 2; });
   EXPECT_THAT(proxy.Take(), ElementsAre("broken", "lost"));
   EXPECT_EQ(proxy.loss.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(proxy.loss.message()), HasSubstr("slice 0 (ps0) lost worker w0 on h (i11): its process has ended"));
+  EXPECT_THAT(std::string(proxy.loss.message()),
+              HasSubstr("slice 0 (ps0) lost worker w0 on h (i11): its process has ended"));
   worker = std::make_unique<FakeWorker>(&loop_, rm_address_, "w0", times_, 12);
   Until([&] { return proxy.events.size() >= 2; });
   EXPECT_THAT(proxy.Take(), ElementsAre("up w0", "resumed 0"));

@@ -41,9 +41,10 @@ json ResourceManagerCore::StatusJson(TimeNs now) const {
                        {"platform", worker.info.platform()},
                        {"device_kind", worker.info.device_kind()},
                        {"device_count", worker.info.device_count()},
-                       {"plugin", {{"name", worker.info.plugin_name()},
-                                   {"version", worker.info.plugin_version()},
-                                   {"sha256", worker.info.plugin_hash()}}},
+                       {"plugin",
+                        {{"name", worker.info.plugin_name()},
+                         {"version", worker.info.plugin_version()},
+                         {"sha256", worker.info.plugin_hash()}}},
                        {"control_address", worker.info.control_address()},
                        {"slice", worker.placed ? json(worker.slice) : json()},
                        {"index", worker.placed ? json(worker.index) : json()},
@@ -61,8 +62,9 @@ json ResourceManagerCore::StatusJson(TimeNs now) const {
       const Worker* worker = Find(id);
       const bool there = worker != nullptr && Current(*worker, now);
       whole = whole && there;
-      members.push_back(worker == nullptr ? json()
-                                          : json({{"name", worker->info.name()}, {"incarnation", id.ToString()}, {"ready", there}}));
+      members.push_back(worker == nullptr
+                            ? json()
+                            : json({{"name", worker->info.name()}, {"incarnation", id.ToString()}, {"ready", there}}));
     }
     json lease;
     if (slice.lease.has_value()) {
@@ -74,12 +76,12 @@ json ResourceManagerCore::StatusJson(TimeNs now) const {
                {"phase", phases[static_cast<int>(slice.lease->phase)]},
                {"since_ms", age_ms(slice.lease->since)}};
     }
-    slices.push_back({{"slice", s},
-                      {"type", options_.type.text},
-                      {"state", slice.lease.has_value() ? (whole ? "leased" : "leased, broken")
-                                                        : (whole ? "free" : "incomplete")},
-                      {"members", std::move(members)},
-                      {"lease", std::move(lease)}});
+    slices.push_back(
+        {{"slice", s},
+         {"type", options_.type.text},
+         {"state", slice.lease.has_value() ? (whole ? "leased" : "leased, broken") : (whole ? "free" : "incomplete")},
+         {"members", std::move(members)},
+         {"lease", std::move(lease)}});
   }
   json proxies = json::array();
   for (const auto& [life, proxy] : proxies_) {
@@ -89,12 +91,12 @@ json ResourceManagerCore::StatusJson(TimeNs now) const {
       for (int v = 0; v < request.report.slices_size(); ++v) {
         int slice = -1;
         const Lease* lease = LeaseOf(life, id, v, &slice);
-        wanted.push_back({{"type", request.report.slices(v).type()},
-                          {"slice", lease != nullptr ? json(slice) : json()},
-                          {"released", request.report.slices(v).released()},
-                          {"waits_for", static_cast<size_t>(v) < request.waits_for.size()
-                                            ? request.waits_for[static_cast<size_t>(v)]
-                                            : std::string()}});
+        wanted.push_back(
+            {{"type", request.report.slices(v).type()},
+             {"slice", lease != nullptr ? json(slice) : json()},
+             {"released", request.report.slices(v).released()},
+             {"waits_for", static_cast<size_t>(v) < request.waits_for.size() ? request.waits_for[static_cast<size_t>(v)]
+                                                                             : std::string()}});
       }
       requests.push_back({{"request", id},
                           {"stamp", request.stamp.has_value()

@@ -42,8 +42,8 @@ class Planner {
 
  private:
   struct Tile {
-    std::vector<uint32_t> holders;   // usable ones
-    uint32_t any = 0;                // some holder, usable or not
+    std::vector<uint32_t> holders;  // usable ones
+    uint32_t any = 0;               // some holder, usable or not
   };
   // Where a piece could come from, the smaller the better: how far, when its worker could begin, its own load.
   struct Rank {
@@ -165,9 +165,7 @@ class Planner {
     }
     return best;
   }
-  int64_t CopyReady(uint32_t target) const {
-    return std::max(ready_at_[target], BusyUntil(target_at_[target].worker));
-  }
+  int64_t CopyReady(uint32_t target) const { return std::max(ready_at_[target], BusyUntil(target_at_[target].worker)); }
 
   absl::Status PlanTarget(uint32_t shard) {
     ReshardTarget out;
@@ -252,15 +250,14 @@ class Planner {
     const Distance distance = DistanceBetween(target_at_[copy], target_at_[out->shard]);
     Count(distance, whole.Elements());
     from_elsewhere_[out->shard] = true;
-    ready_at_[out->shard] = distance == kSameWorker
-                                ? ready_at_[copy]
-                                : Send(target_at_[copy].worker, ready_at_[copy], whole.Elements());
+    ready_at_[out->shard] =
+        distance == kSameWorker ? ready_at_[copy] : Send(target_at_[copy].worker, ready_at_[copy], whole.Elements());
   }
 
   absl::Status TooManyPieces() const {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("reshard from ", source_.ToString(), " to ", target_.ToString(), " needs more than ",
-                     limits::kReshardPiecesMax, " pieces; go through an intermediate sharding"));
+    return absl::ResourceExhaustedError(absl::StrCat("reshard from ", source_.ToString(), " to ", target_.ToString(),
+                                                     " needs more than ", limits::kReshardPiecesMax,
+                                                     " pieces; go through an intermediate sharding"));
   }
 
   // The tiles of the source that meet the box, each from its nearest holder.
@@ -326,12 +323,12 @@ class Planner {
   std::vector<DeviceLocation> source_at_, target_at_;
   std::vector<Tile> tiles_;
   absl::flat_hash_map<DeviceId, uint32_t> source_on_device_;
-  std::vector<int64_t> load_;                           // elements taken from each source shard
+  std::vector<int64_t> load_;  // elements taken from each source shard
   // Targets so far that have a box, or will, by slice and box.
   absl::flat_hash_map<std::pair<int, IndexBox>, std::vector<uint32_t>> copies_;
-  absl::flat_hash_map<int64_t, int64_t> busy_until_;    // by worker
-  std::vector<int64_t> ready_at_;                       // by target ...
-  std::vector<bool> from_elsewhere_;                    // ... got some of it from another worker
+  absl::flat_hash_map<int64_t, int64_t> busy_until_;  // by worker
+  std::vector<int64_t> ready_at_;                     // by target ...
+  std::vector<bool> from_elsewhere_;                  // ... got some of it from another worker
   ReshardPlan plan_;
 };
 

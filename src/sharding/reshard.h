@@ -23,10 +23,10 @@ struct DeviceLocation {
 };
 
 struct ReshardPiece {
-  uint32_t shard = 0;        // of the source ...
-  bool of_target = false;    // ... or an earlier shard of the target, which holds the same box
-  IndexBox source_box;       // in that shard's coordinates
-  IndexBox target_box;       // in the target shard's coordinates; same dims
+  uint32_t shard = 0;      // of the source ...
+  bool of_target = false;  // ... or an earlier shard of the target, which holds the same box
+  IndexBox source_box;     // in that shard's coordinates
+  IndexBox target_box;     // in the target shard's coordinates; same dims
 };
 
 struct ReshardTarget {
@@ -48,8 +48,8 @@ struct ReshardEdge {
   int64_t from = 0, to = 0;  // workers
   bool passed_on = false;
   struct Piece {
-    uint32_t target = 0;     // index in ReshardPlan::targets ...
-    uint32_t piece = 0;      // ... and in its pieces
+    uint32_t target = 0;  // index in ReshardPlan::targets ...
+    uint32_t piece = 0;   // ... and in its pieces
   };
   std::vector<Piece> pieces;
 };
@@ -77,8 +77,7 @@ struct ReshardOptions {
 //
 // INVALID_ARGUMENT if a sharding does not fit the shape; UNIMPLEMENTED if the positions of shards are unknown and the
 // partitionings differ; RESOURCE_EXHAUSTED above limits::kReshardPiecesMax pieces.
-absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const int64_t> dims, const Sharding& source,
-                                        const Sharding& target,
+absl::StatusOr<ReshardPlan> PlanReshard(absl::Span<const int64_t> dims, const Sharding& source, const Sharding& target,
                                         absl::FunctionRef<DeviceLocation(DeviceId)> location,
                                         const ReshardOptions& options = {});
 

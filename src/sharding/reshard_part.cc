@@ -98,7 +98,8 @@ absl::StatusOr<std::shared_ptr<const ReshardPart>> ReshardPart::Make(const Resha
       return BadPlan(absl::StrCat("there is no worker ", device.worker()));
     }
   }
-  if (definition.self() >= static_cast<uint32_t>(definition.workers_size())) return BadPlan("it is not for this worker");
+  if (definition.self() >= static_cast<uint32_t>(definition.workers_size()))
+    return BadPlan("it is not for this worker");
   LB_ASSIGN_OR_RETURN(const Sharding::Ptr source, ParseSharding(definition.source(), definition.devices_size()));
   LB_ASSIGN_OR_RETURN(const Sharding::Ptr target, ParseSharding(definition.target(), definition.devices_size()));
   const Dims dims(definition.dims().begin(), definition.dims().end());

@@ -20,7 +20,7 @@ namespace landbridge {
 // Where a device is, for a plan: its worker's number in the plan comes from `worker`, which is unique over all slices.
 struct PlacedDevice {
   DeviceLocation at;
-  uint32_t ordinal = 0;      // at its worker
+  uint32_t ordinal = 0;  // at its worker
 };
 
 // The question as a message, for any of the workers (`self` is not set). `workers` gets the workers of the message, in
@@ -40,16 +40,16 @@ class ReshardPart {
   absl::StatusOr<MakeBuffers> Expand(const ReshardReceive& receive) const;
   absl::StatusOr<std::vector<Publish>> Expand(const ReshardSend& send) const;
 
-  size_t pieces() const { return pieces_; }   // kept here
+  size_t pieces() const { return pieces_; }  // kept here
   uint32_t self() const { return self_; }
 
  private:
   struct Piece {
     uint32_t shard = 0;
     bool of_target = false;
-    int32_t edge = -1;       // in_edges_; -1: from this worker
-    uint32_t number = 0;     // in that edge
-    Dims from_dims;          // of the shard that it is taken from
+    int32_t edge = -1;    // in_edges_; -1: from this worker
+    uint32_t number = 0;  // in that edge
+    Dims from_dims;       // of the shard that it is taken from
     IndexBox source_box, target_box;
   };
   struct Target {

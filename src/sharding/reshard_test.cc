@@ -102,7 +102,7 @@ TEST(Reshard, SpreadsInsideASliceAsATree) {
     ++sends[from];
     depth[1 + t.shard] = depth[from] + 1;
   }
-  for (auto [worker, count] : sends) EXPECT_LE(count, 3) << worker;   // log2(8)
+  for (auto [worker, count] : sends) EXPECT_LE(count, 3) << worker;  // log2(8)
   for (auto [worker, count] : depth) EXPECT_LE(count, 3) << worker;
 }
 
@@ -373,9 +373,8 @@ class Workers {
         std::vector<bool> held(static_cast<size_t>(box.Elements()), false);
         for (uint32_t i = 0; i < source_->num_shards(); ++i) {
           if (!usable_[i]) continue;
-          ForEach(source_->Box(dims_, i)->Intersect(box).RelativeTo(box.start), [&](const Dims& at) {
-            held[static_cast<size_t>(Flat(at, target.dims))] = true;
-          });
+          ForEach(source_->Box(dims_, i)->Intersect(box).RelativeTo(box.start),
+                  [&](const Dims& at) { held[static_cast<size_t>(Flat(at, target.dims))] = true; });
         }
         EXPECT_TRUE(std::find(held.begin(), held.end(), false) != held.end());
       } else if (target.kept) {
@@ -426,7 +425,7 @@ TEST(Reshard, RandomShardingsMoveExactlyWhatIsLacking) {
     SCOPED_TRACE(seed);
     Oracle oracle(seed);
     Dims dims(static_cast<size_t>(oracle.Between(0, 3)));
-    for (int64_t& dim : dims) dim = oracle.Between(0, 7);  // uneven and empty ones too
+    for (int64_t& dim : dims) dim = oracle.Between(0, 7);                    // uneven and empty ones too
     const int pool = static_cast<int>(oracle.Between(0, 1) == 0 ? 28 : 96);  // near each other, or all over the place
     auto source = oracle.RandomSharding(dims.size(), pool);
     auto target = oracle.RandomSharding(dims.size(), pool);
@@ -443,8 +442,12 @@ TEST(ReshardPart, ConcreteShardingsTravelToo) {
   auto source = *Sharding::Concrete(Devices(2), MemoryKind::kDevice, {5}, {{2}, {3}});
   auto target = *source->WithDevices({DeviceId(8), DeviceId(1)});
   std::vector<int64_t> workers;
-  ReshardPlanProto definition =
-      DefineReshard({5}, *source, *target, [](DeviceId d) { return PlacedDevice{Location(d), 7}; }, {}, &workers);
+  ReshardPlanProto definition = DefineReshard(
+      {5}, *source, *target,
+      [](DeviceId d) {
+        return PlacedDevice{Location(d), 7};
+      },
+      {}, &workers);
   ASSERT_EQ(workers, (std::vector<int64_t>{0, 2}));
   definition.set_self(1);
   ReshardReceive receive;
@@ -461,8 +464,12 @@ TEST(ReshardPart, MessagesThatMakeNoSenseAreRefused) {
   auto rows = Tiled(Devices(4), {4});
   auto other = Tiled(Devices(4, 8), {4});
   std::vector<int64_t> workers;
-  const ReshardPlanProto good =
-      DefineReshard({8}, *rows, *other, [](DeviceId d) { return PlacedDevice{Location(d), 0}; }, {}, &workers);
+  const ReshardPlanProto good = DefineReshard(
+      {8}, *rows, *other,
+      [](DeviceId d) {
+        return PlacedDevice{Location(d), 0};
+      },
+      {}, &workers);
   auto refused = [&](auto change) {
     ReshardPlanProto bad = good;
     change(&bad);
@@ -471,7 +478,7 @@ TEST(ReshardPart, MessagesThatMakeNoSenseAreRefused) {
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->set_self(2); }));
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->mutable_devices(0)->set_worker(9); }));
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->mutable_source()->set_devices(0, 99); }));
-  EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->mutable_source()->set_devices(0, 1); }));   // twice
+  EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->mutable_source()->set_devices(0, 1); }));  // twice
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->mutable_target()->clear_devices(); }));
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->set_dims(0, -1); }));
   EXPECT_TRUE(refused([](ReshardPlanProto* p) { p->add_dims(2); }));

@@ -30,8 +30,7 @@ std::string DimsToString(absl::Span<const int64_t> dims) { return absl::StrCat("
 
 absl::Status CheckDims(absl::Span<const int64_t> dims) {
   if (dims.size() > limits::kRankMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", dims.size(), " is above the limit of ", limits::kRankMax));
+    return absl::InvalidArgumentError(absl::StrCat("rank ", dims.size(), " is above the limit of ", limits::kRankMax));
   }
   int64_t product = 1;
   for (int64_t dim : dims) {

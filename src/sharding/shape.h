@@ -47,7 +47,7 @@ struct IndexBox {
   static IndexBox Whole(absl::Span<const int64_t> dims);
 
   Dims dims() const;
-  int64_t Elements() const;  // of a box inside a checked shape: cannot overflow
+  int64_t Elements() const;                           // of a box inside a checked shape: cannot overflow
   bool Covers(absl::Span<const int64_t> dims) const;  // is the whole of that shape
   // Boxes without common elements give one of zero elements.
   IndexBox Intersect(const IndexBox& other) const;

@@ -107,8 +107,7 @@ absl::StatusOr<Sharding::Ptr> Sharding::FromOpSharding(std::vector<DeviceId> dev
         "sharding: the named form (XLA flag xla_enable_hlo_sharding_v3) is not supported; unset that flag");
   }
   switch (op.type()) {
-    case xla::OpSharding::REPLICATED:
-      break;
+    case xla::OpSharding::REPLICATED: break;
     case xla::OpSharding::MAXIMAL: {
       if (op.tile_assignment_devices_size() > 1) return Bad("maximal, but with more than one device");
       int64_t device = op.tile_assignment_devices_size() == 1 ? op.tile_assignment_devices(0) : 0;
@@ -126,16 +125,12 @@ absl::StatusOr<Sharding::Ptr> Sharding::FromOpSharding(std::vector<DeviceId> dev
       result->op_type_ = op.type();
       result->form_ = Form::kDistinct;
       break;
-    case xla::OpSharding::OTHER:
-      LB_RETURN_IF_ERROR(result->InitTiled(op));
-      break;
-    case xla::OpSharding::TUPLE:
-      return Bad("a tuple of shardings where that of one array is needed");
-    default:
-      return Bad(absl::StrCat("type ", static_cast<int>(op.type()), " is not known"));
+    case xla::OpSharding::OTHER: LB_RETURN_IF_ERROR(result->InitTiled(op)); break;
+    case xla::OpSharding::TUPLE: return Bad("a tuple of shardings where that of one array is needed");
+    default: return Bad(absl::StrCat("type ", static_cast<int>(op.type()), " is not known"));
   }
   if (count == 1) result->form_ = Form::kReplicated;  // whatever it was called, the one device has everything
-  if (result->form_ == Form::kReplicated) {            // one spelling for all that mean it
+  if (result->form_ == Form::kReplicated) {           // one spelling for all that mean it
     result->op_type_ = xla::OpSharding::REPLICATED;
     result->tiles_.clear();
     result->assignment_.clear();
@@ -171,10 +166,9 @@ absl::Status Sharding::InitTiled(const xla::OpSharding& op) {
   tiles_.assign(td.begin(), td.end() - subgroups);
   bool distinct = false;
   for (int i = 0; i < subgroups; ++i) {
-    const int type = op.replicate_on_last_tile_dim() ? xla::OpSharding::REPLICATED
-                                                     : static_cast<int>(op.last_tile_dims(i));
-    if (type != xla::OpSharding::REPLICATED && type != xla::OpSharding::MANUAL &&
-        type != xla::OpSharding::UNREDUCED) {
+    const int type =
+        op.replicate_on_last_tile_dim() ? xla::OpSharding::REPLICATED : static_cast<int>(op.last_tile_dims(i));
+    if (type != xla::OpSharding::REPLICATED && type != xla::OpSharding::MANUAL && type != xla::OpSharding::UNREDUCED) {
       return Bad(absl::StrCat("subgroup of type ", TypeName(type)));
     }
     const int64_t size = assignment_[static_cast<size_t>(rank - subgroups + i)];
@@ -218,7 +212,8 @@ absl::Status Sharding::InitTiled(const xla::OpSharding& op) {
     for (int i = 0; i < list.size(); ++i) {
       const int64_t shard = list.Get(i);
       if (shard < 0 || shard >= count || positions_[static_cast<size_t>(shard)] != -1) {
-        return Bad(absl::StrCat("tile assignment entry ", shard, " is not one of 0..", count - 1, " or is there twice"));
+        return Bad(
+            absl::StrCat("tile assignment entry ", shard, " is not one of 0..", count - 1, " or is there twice"));
       }
       positions_[static_cast<size_t>(shard)] = i;
     }
@@ -238,8 +233,8 @@ absl::StatusOr<Sharding::Ptr> Sharding::ConcreteEven(std::vector<DeviceId> devic
   LB_RETURN_IF_ERROR(CheckDims(dims));
   LB_RETURN_IF_ERROR(CheckDims(shard_dims));
   if (is_fully_replicated && shard_dims != dims) {
-    return Bad(absl::StrCat("fully replicated, but shape ", DimsToString(dims), " with shards ",
-                            DimsToString(shard_dims)));
+    return Bad(
+        absl::StrCat("fully replicated, but shape ", DimsToString(dims), " with shards ", DimsToString(shard_dims)));
   }
   auto result = std::shared_ptr<Sharding>(new Sharding());
   result->kind_ = Kind::kConcreteEven;
@@ -318,8 +313,7 @@ bool Sharding::SamePartitioning(const Sharding& other) const {
   if (this == &other) return true;
   if (form_ != other.form_ || devices_.size() != other.devices_.size()) return false;
   switch (form_) {
-    case Form::kReplicated:
-      return true;
+    case Form::kReplicated: return true;
     case Form::kShapesOnly: {
       if (concrete_dims_ != other.concrete_dims_) return false;
       for (size_t i = 0; i < devices_.size(); ++i) {
@@ -422,14 +416,11 @@ absl::StatusOr<IndexBox> Sharding::Box(absl::Span<const int64_t> dims, uint32_t 
 absl::StatusOr<xla::OpSharding> Sharding::ToOpSharding() const {
   xla::OpSharding op;
   switch (form_) {
-    case Form::kReplicated:
-      op.set_type(xla::OpSharding::REPLICATED);
-      return op;
+    case Form::kReplicated: op.set_type(xla::OpSharding::REPLICATED); return op;
     case Form::kShapesOnly:
       return absl::FailedPreconditionError(absl::StrCat("sharding ", ToString(), " has no OpSharding form"));
     case Form::kTiled:
-    case Form::kDistinct:
-      break;
+    case Form::kDistinct: break;
   }
   op.set_type(op_type_);
   if (op_type_ == xla::OpSharding::MAXIMAL) {
@@ -460,19 +451,13 @@ absl::StatusOr<xla::OpSharding> Sharding::ToOpSharding() const {
 std::string Sharding::ToString() const {
   std::string text;
   switch (form_) {
-    case Form::kReplicated:
-      text = "replicated";
-      break;
-    case Form::kTiled:
-      text = absl::StrCat("tiles[", absl::StrJoin(tiles_, ","), "]");
-      break;
+    case Form::kReplicated: text = "replicated"; break;
+    case Form::kTiled: text = absl::StrCat("tiles[", absl::StrJoin(tiles_, ","), "]"); break;
     case Form::kDistinct:
       text = op_type_ == xla::OpSharding::OTHER ? absl::StrCat("subgroups[", absl::StrJoin(assignment_, ","), "]")
                                                 : std::string(TypeName(op_type_));
       break;
-    case Form::kShapesOnly:
-      text = absl::StrCat("shards of ", DimsToString(concrete_dims_));
-      break;
+    case Form::kShapesOnly: text = absl::StrCat("shards of ", DimsToString(concrete_dims_)); break;
   }
   absl::StrAppend(&text, " on ");
   if (devices_.size() > 8) {

@@ -39,8 +39,8 @@ class Sharding {
   static absl::StatusOr<Ptr> FullyReplicated(std::vector<DeviceId> devices, MemoryKind memory);
   static absl::StatusOr<Ptr> FromOpSharding(std::vector<DeviceId> devices, MemoryKind memory,
                                             const xla::OpSharding& op);
-  static absl::StatusOr<Ptr> ConcreteEven(std::vector<DeviceId> devices, MemoryKind memory, Dims dims,
-                                          Dims shard_dims, bool is_fully_replicated);
+  static absl::StatusOr<Ptr> ConcreteEven(std::vector<DeviceId> devices, MemoryKind memory, Dims dims, Dims shard_dims,
+                                          bool is_fully_replicated);
   static absl::StatusOr<Ptr> Concrete(std::vector<DeviceId> devices, MemoryKind memory, Dims dims,
                                       std::vector<Dims> shard_dims);
 
@@ -109,10 +109,10 @@ class Sharding {
   // Tiled (also kDistinct with subgroups): all dims of the assignment, of which the first tiles_.size() are data.
   Dims tiles_;
   Dims assignment_;
-  std::vector<int> subgroup_types_;       // xla.OpSharding.Type of the trailing dims
-  int64_t copies_ = 1;                    // product of the trailing dims
-  Iota iota_;                             // if reshape is not empty ...
-  std::vector<int32_t> positions_;        // ... else shard -> position
+  std::vector<int> subgroup_types_;  // xla.OpSharding.Type of the trailing dims
+  int64_t copies_ = 1;               // product of the trailing dims
+  Iota iota_;                        // if reshape is not empty ...
+  std::vector<int32_t> positions_;   // ... else shard -> position
   Dims concrete_dims_;
   std::vector<Dims> concrete_shard_dims_;
   size_t hash_ = 0;

@@ -61,9 +61,9 @@ TEST(Shape, Bytes) {
 
 TEST(Shape, StridedImages) {
   EXPECT_EQ(*StridedImageBytes(DType::kF32, {2, 3}, {}), 24);
-  EXPECT_EQ(*StridedImageBytes(DType::kF32, {2, 3}, {4, 8}), 24);    // column-major
-  EXPECT_EQ(*StridedImageBytes(DType::kF32, {2, 3}, {16, 4}), 28);   // padded rows
-  EXPECT_EQ(*StridedImageBytes(DType::kF32, {1, 3}, {-5, 4}), 12);   // a stride that is never walked
+  EXPECT_EQ(*StridedImageBytes(DType::kF32, {2, 3}, {4, 8}), 24);   // column-major
+  EXPECT_EQ(*StridedImageBytes(DType::kF32, {2, 3}, {16, 4}), 28);  // padded rows
+  EXPECT_EQ(*StridedImageBytes(DType::kF32, {1, 3}, {-5, 4}), 12);  // a stride that is never walked
   EXPECT_EQ(*StridedImageBytes(DType::kF32, {0, 3}, {4, 4}), 0);
   EXPECT_FALSE(StridedImageBytes(DType::kF32, {2, 3}, {-12, 4}).ok());
   EXPECT_FALSE(StridedImageBytes(DType::kF32, {2, 3}, {0, 4}).ok());

@@ -13,16 +13,16 @@ namespace landbridge::sim {
 struct Fault {
   enum class Kind { kKill, kPause, kBreakStream, kRestartRm };
   Kind kind = Kind::kKill;
-  DurationNs at = 0;                 // after every worker is up for the first time
+  DurationNs at = 0;  // after every worker is up for the first time
   int slice = 0;
-  DurationNs lasts = 0;              // kPause: until SIGCONT; kRestartRm: until the next life
+  DurationNs lasts = 0;  // kPause: until SIGCONT; kRestartRm: until the next life
 };
 
 struct Knobs {
   int slices = 2;
-  int devices = 4;                   // of a worker
+  int devices = 4;  // of a worker
   int sessions = 2;
-  int steps = 60;                    // of each session
+  int steps = 60;  // of each session
   // Chances at every look (some 7 looks a second) or, for the last two, of every launch and load.
   double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
   bool tight_memory = false;
@@ -32,9 +32,9 @@ struct Knobs {
   bool sequential_dispatch = false;
   DurationNs message_min = 20 * kMicrosecond, message_max = 400 * kMicrosecond;
   DurationNs launch_min = 10 * kMicrosecond, launch_max = 3 * kMillisecond;
-  DurationNs idle_max = 0;           // a client pauses now and then, up to so long: gives faults time
+  DurationNs idle_max = 0;  // a client pauses now and then, up to so long: gives faults time
   std::vector<Fault> faults;
-  bool only_reshards = false;        // no programs: clients move arrays all the time
+  bool only_reshards = false;  // no programs: clients move arrays all the time
   // The source, or the target, of the so-maniest transfer is killed while the bytes travel. 0: none.
   int kill_source_of_pull = 0, kill_target_of_pull = 0;
 

@@ -45,19 +45,19 @@ int main(int argc, char** argv) {
     total.virtual_time += outcome.virtual_time;
     if (outcome.violations.empty()) continue;
     ++failed;
-    std::printf("seed %lld (%s) broke a rule:\n", static_cast<long long>(seed),
-                knobs.ToString().c_str());
+    std::printf("seed %lld (%s) broke a rule:\n", static_cast<long long>(seed), knobs.ToString().c_str());
     for (const std::string& text : outcome.violations) std::printf("  %s\n", text.c_str());
     std::printf("  repeat: landbridge-sim --first=%lld --count=1\n", static_cast<long long>(seed));
     if (failed >= failures) break;
   }
   const double seconds = static_cast<double>(MonotonicClock().Now() - start) / 1e9;
-  std::printf("%lld seeds, %lld failed, %.1f s (%.0f x real time): %llu events, %llu launches, %llu copies, %llu "
-              "values right, %llu errors explained, %llu losses\n",
-              static_cast<long long>(ran), static_cast<long long>(failed), seconds,
-              static_cast<double>(total.virtual_time) / 1e9 / seconds, static_cast<unsigned long long>(total.events),
-              static_cast<unsigned long long>(total.launches), static_cast<unsigned long long>(total.copies),
-              static_cast<unsigned long long>(total.reads_ok), static_cast<unsigned long long>(total.reads_failed),
-              static_cast<unsigned long long>(total.losses));
+  std::printf(
+      "%lld seeds, %lld failed, %.1f s (%.0f x real time): %llu events, %llu launches, %llu copies, %llu "
+      "values right, %llu errors explained, %llu losses\n",
+      static_cast<long long>(ran), static_cast<long long>(failed), seconds,
+      static_cast<double>(total.virtual_time) / 1e9 / seconds, static_cast<unsigned long long>(total.events),
+      static_cast<unsigned long long>(total.launches), static_cast<unsigned long long>(total.copies),
+      static_cast<unsigned long long>(total.reads_ok), static_cast<unsigned long long>(total.reads_failed),
+      static_cast<unsigned long long>(total.losses));
   return failed == 0 ? 0 : 1;
 }

@@ -18,7 +18,7 @@ Knobs Calm() {
   knobs.devices = 2;
   knobs.sessions = 2;
   knobs.steps = 80;
-  knobs.idle_max = 300 * kMillisecond;   // some seconds of virtual time
+  knobs.idle_max = 300 * kMillisecond;  // some seconds of virtual time
   return knobs;
 }
 
@@ -94,7 +94,8 @@ TEST(SimTest, AShortStopIsNoLoss) {
 TEST(SimTest, BrokenStreamsResumeWithoutLoss) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     Knobs knobs = Calm();
-    for (int i = 0; i < 12; ++i) knobs.faults.push_back({Fault::Kind::kBreakStream, (40 + 70 * i) * kMillisecond, i % 2, 0});
+    for (int i = 0; i < 12; ++i)
+      knobs.faults.push_back({Fault::Kind::kBreakStream, (40 + 70 * i) * kMillisecond, i % 2, 0});
     const Outcome outcome = RunSeed(seed, knobs);
     ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
     EXPECT_EQ(outcome.losses, 0u) << seed;

@@ -28,7 +28,8 @@ std::string Pack(const Content& content) {
 std::string Knobs::ToString() const {
   return absl::StrCat("slices ", slices, ", devices ", devices, ", sessions ", sessions, ", steps ", steps, ", kill ",
                       kill, ", pause ", pause, ", break ", break_stream, ", fail launch ", fail_launch, ", fail load ",
-                      fail_load, ", messages up to ", message_max / kMicrosecond, " us", tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "", ", ",
+                      fail_load, ", messages up to ", message_max / kMicrosecond, " us",
+                      tight_memory ? ", tight memory" : "", restart_rm ? ", RM restarts" : "", ", ",
                       SchedulingPolicyProto_Name(policy), " with budget ", activation_budget,
                       sequential_dispatch ? ", sequential" : "");
 }
@@ -70,13 +71,13 @@ void SimWorker::Resume() {
   while (!backlog_.empty() && !paused_) {
     std::function<void()> event = std::move(backlog_.front());
     event();
-    backlog_.pop_front();   // only now: what it delivers comes after the rest
+    backlog_.pop_front();  // only now: what it delivers comes after the rest
   }
 }
 
 void SimWorker::Later(DurationNs delay, std::function<void()> event) {
   world_->After(delay, [this, alive = fabric_, self = self_, event = std::move(event)] {
-    if (alive->WorkerOf(self) != this) return;   // that process is gone
+    if (alive->WorkerOf(self) != this) return;  // that process is gone
     Deliver(event);
   });
 }
@@ -140,7 +141,7 @@ void SimWorker::OnConnectionBroken(const Grant& grant) {
 
 void SimWorker::OnFrame(const Grant& grant, const std::string& payload) {
   if (core_ == nullptr || fenced_ || !grant_.Matches(grant) || !lease_->Holds(grant, world_->now())) return;
-  if (fenced_) return;   // Holds noticed that the time is over
+  if (fenced_) return;  // Holds noticed that the time is over
   ControlFrame frame;
   if (!frame.ParseFromString(payload)) return world_->Violation("a frame does not parse");
   if (absl::Status status = sender_.OnAck(frame.ack()); !status.ok()) return world_->Violation(status.ToString());
@@ -232,7 +233,7 @@ void SimWorker::Fence(const Grant& grant, const absl::Status& why) {
     while (!early_pulls_.empty()) AnswerEarlyPulls(early_pulls_.begin()->first, absl::UnavailableError("fenced"));
     fabric_->CloseConnection(self_, grant);
   }
-  Later(0, [this] { CheckOldWork(); });   // not from within the lease's own event
+  Later(0, [this] { CheckOldWork(); });  // not from within the lease's own event
 }
 
 void SimWorker::CheckOldWork() {
@@ -296,7 +297,8 @@ void SimWorker::Free(BufferRef ref) {
     for (int p = 0; p < run->launch->args_size(); ++p) {
       const LaunchArg& arg = run->launch->args(p);
       for (int d = 0; d < run->launch->devices_size(); ++d) {
-        BufferRef used = arg.shards_size() > 0 ? ToRef(arg.shards(d)) : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+        BufferRef used =
+            arg.shards_size() > 0 ? ToRef(arg.shards(d)) : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
         if (used == ref) {
           world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed while launch t", ticket, " uses it"));
         }
@@ -305,7 +307,7 @@ void SimWorker::Free(BufferRef ref) {
   }
   auto it = buffers_.find(ref);
   if (it == buffers_.end()) {
-    if (expected_.count(ref) == 0) return;   // poisoned before it was made
+    if (expected_.count(ref) == 0) return;  // poisoned before it was made
     world_->Violation(absl::StrCat(name_, ": ", ref.ToString(), " is freed before its launch made it"));
     return;
   }
@@ -326,7 +328,8 @@ void SimWorker::Load(const LoadExecutable& load) {
     if (generation != generation_ || fenced_) return;
     auto it = executables_.find(id);
     if (it != executables_.end()) it->second.ready = !fails;
-    core_->OnLoadDone(ExecutableId(id), fails ? absl::InvalidArgumentError("injected: the load failed") : absl::OkStatus(),
+    core_->OnLoadDone(ExecutableId(id),
+                      fails ? absl::InvalidArgumentError("injected: the load failed") : absl::OkStatus(),
                       world_->now());
     FlushSoon();
   });
@@ -341,7 +344,7 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
   }
   auto run = std::make_shared<Run>();
   run->launch = launch;
-  run->constant = it->second.constant;   // the program may be unloaded while it runs
+  run->constant = it->second.constant;  // the program may be unloaded while it runs
   run->duration = world_->Between(knobs_.launch_min, knobs_.launch_max);
   if (!running_.emplace(launch->ticket(), run).second) {
     return world_->Violation(absl::StrCat("launch t", launch->ticket(), " is handed over twice"));
@@ -350,8 +353,8 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
   for (int p = 0; p < launch->args_size(); ++p) {
     const LaunchArg& arg = launch->args(p);
     for (int d = 0; d < launch->devices_size(); ++d) {
-      const BufferRef ref = arg.shards_size() > 0 ? ToRef(arg.shards(d))
-                                                  : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+      const BufferRef ref =
+          arg.shards_size() > 0 ? ToRef(arg.shards(d)) : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
       if (Find(ref) == nullptr && expected_.count(ref) == 0) {
         world_->Violation(absl::StrCat(name_, ": launch t", launch->ticket(), " needs ", ref.ToString(),
                                        ", which is neither here nor on its way on that device"));
@@ -364,8 +367,9 @@ void SimWorker::HandOver(std::shared_ptr<const Launch> launch, uint64_t place) {
       Told({ArrayId(output), static_cast<uint32_t>(d)});
     }
     const uint32_t device = launch->devices(d);
-    if (place <= last_place_[device]) {   // I1
-      world_->Violation(absl::StrCat(name_, ": device ", device, " gets place ", place, " after ", last_place_[device]));
+    if (place <= last_place_[device]) {  // I1
+      world_->Violation(
+          absl::StrCat(name_, ": device ", device, " gets place ", place, " after ", last_place_[device]));
     }
     last_place_[device] = place;
     device_queue_[device].push_back(run);
@@ -384,8 +388,8 @@ void SimWorker::Start(const std::shared_ptr<Run>& run) {
   for (int d = 0; d < launch.devices_size(); ++d) {
     std::vector<Content>& of_device = arguments->emplace_back();
     for (const LaunchArg& arg : launch.args()) {
-      const BufferRef ref = arg.shards_size() > 0 ? ToRef(arg.shards(d))
-                                                  : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+      const BufferRef ref =
+          arg.shards_size() > 0 ? ToRef(arg.shards(d)) : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
       const Content* content = Find(ref);
       if (content == nullptr && launch.devices_size() == 1 && failed_.contains(ref)) {
         bad_input = true;  // the plugin runs nothing then, and says so; a gang would hang
@@ -408,8 +412,8 @@ void SimWorker::Start(const std::shared_ptr<Run>& run) {
       for (uint32_t parameter : op.donated()) {
         const LaunchArg& arg = op.args(static_cast<int>(parameter));
         for (int d = 0; d < op.devices_size(); ++d) {
-          const BufferRef ref = arg.shards_size() > 0 ? ToRef(arg.shards(d))
-                                                      : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
+          const BufferRef ref =
+              arg.shards_size() > 0 ? ToRef(arg.shards(d)) : BufferRef{ArrayId(arg.array()), static_cast<uint32_t>(d)};
           auto it = buffers_.find(ref);
           if (it == buffers_.end()) continue;
           device_bytes_[it->second.device] -= static_cast<int64_t>(it->second.content.elements.size() * 8);
@@ -434,7 +438,8 @@ void SimWorker::Start(const std::shared_ptr<Run>& run) {
           Put(ref, op.devices(d), std::move(out));
         }
       }
-      core_->OnLaunchDone(Ticket(op.ticket()), fails ? absl::InvalidArgumentError("injected: the launch failed") : absl::OkStatus(),
+      core_->OnLaunchDone(Ticket(op.ticket()),
+                          fails ? absl::InvalidArgumentError("injected: the launch failed") : absl::OkStatus(),
                           run->duration, world_->now());
       FlushSoon();
       CheckOldWork();
@@ -458,7 +463,7 @@ void SimWorker::StartIfFirst(const std::shared_ptr<Run>& run) {
 void SimWorker::StartUpload(std::shared_ptr<const Upload> upload) {
   uploads_[upload->key()] = upload;
   for (const Target& target : upload->targets()) Told(ToRef(target.ref()));
-  if (!upload->pulled()) return;   // UploadBytes follows
+  if (!upload->pulled()) return;  // UploadBytes follows
   Later(world_->Between(50 * kMicrosecond, 2 * kMillisecond), [this, key = upload->key(), generation = generation_] {
     if (generation != generation_) return;
     const Content* bytes = fabric_->HostBytes(key);
@@ -495,7 +500,7 @@ void SimWorker::UploadBytes(uint64_t key, std::string data) {
 
 void SimWorker::CancelUpload(uint64_t key, const absl::Status& why) {
   auto it = uploads_.find(key);
-  if (it == uploads_.end()) return;   // its end is under way
+  if (it == uploads_.end()) return;  // its end is under way
   uploads_.erase(it);
   Later(10 * kMicrosecond, [this, key, why, generation = generation_] {
     if (generation != generation_) return;
@@ -561,7 +566,8 @@ void SimWorker::StartPull(const std::shared_ptr<Make>& make, const Piece& piece,
   };
   SimWorker* peer = make->cancelled ? nullptr : fabric_->WorkerOf(Incarnation(piece.remote().incarnation()));
   if (peer == nullptr) {
-    Later(world_->Between(50 * kMicrosecond, kMillisecond), [landed] { landed(absl::UnavailableError("the peer is gone")); });
+    Later(world_->Between(50 * kMicrosecond, kMillisecond),
+          [landed] { landed(absl::UnavailableError("the peer is gone")); });
   } else {
     peer->Pull(self_, TransferId(piece.remote().transfer()), landed);
   }
@@ -639,14 +645,15 @@ void SimWorker::PeerDied(Incarnation peer) {
 }
 
 void SimWorker::Die() {
-  while (!early_pulls_.empty()) AnswerEarlyPulls(early_pulls_.begin()->first, absl::UnavailableError("the peer is gone"));
+  while (!early_pulls_.empty())
+    AnswerEarlyPulls(early_pulls_.begin()->first, absl::UnavailableError("the peer is gone"));
 }
 
 void SimWorker::StopPublish(TransferId transfer, const absl::Status& why) {
   unpublished_.emplace(transfer.value(), why);
   AnswerEarlyPulls(transfer.value(), why);
   auto it = published_.find(transfer.value());
-  if (it == published_.end()) return;   // never started
+  if (it == published_.end()) return;  // never started
   it->second.stopping = true;
   it->second.why = why;
   if (it->second.pulling == 0) EndPublication(transfer);
@@ -668,7 +675,7 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
   if (core_ == nullptr || fenced_) return answer(absl::UnavailableError("fenced"));
   if (auto ended = unpublished_.find(transfer.value()); ended != unpublished_.end()) return answer(ended->second);
   auto it = published_.find(transfer.value());
-  if (it == published_.end()) {   // the pin has not come yet: wait
+  if (it == published_.end()) {  // the pin has not come yet: wait
     early_pulls_[transfer.value()].emplace_back(peer, std::move(done));
     return;
   }
@@ -682,22 +689,26 @@ void SimWorker::Pull(Incarnation peer, TransferId transfer, std::function<void(a
   fabric_->PullStarted(self_, peer);
   const Incarnation self = self_;
   Fabric* fabric = fabric_;
-  world_->After(world_->Between(20 * kMicrosecond, 2 * kMillisecond), [this, self, fabric, transfer, done, generation = generation_] {
-    if (fabric->WorkerOf(self) != this || generation != generation_) return done(absl::UnavailableError("the peer is gone"));
-    // A stopped process still serves: its memory is read by the peer.
-    auto at = published_.find(transfer.value());
-    if (at == published_.end()) return done(absl::UnavailableError("unpublished"));
-    --at->second.pulling;
-    const Content* content = at->second.copy.has_value() ? &*at->second.copy : Find(at->second.ref);
-    if (content == nullptr) {
-      if (!fenced_) world_->Violation(absl::StrCat(name_, ": ", at->second.ref.ToString(), " vanished under a pull"));
-      done(absl::UnavailableError("fenced"));
-    } else {
-      done(Cut(*content, at->second.box));
-    }
-    at = published_.find(transfer.value());
-    if (at != published_.end() && at->second.stopping && at->second.pulling == 0) EndPublication(transfer);
-  });
+  world_->After(world_->Between(20 * kMicrosecond, 2 * kMillisecond),
+                [this, self, fabric, transfer, done, generation = generation_] {
+                  if (fabric->WorkerOf(self) != this || generation != generation_)
+                    return done(absl::UnavailableError("the peer is gone"));
+                  // A stopped process still serves: its memory is read by the peer.
+                  auto at = published_.find(transfer.value());
+                  if (at == published_.end()) return done(absl::UnavailableError("unpublished"));
+                  --at->second.pulling;
+                  const Content* content = at->second.copy.has_value() ? &*at->second.copy : Find(at->second.ref);
+                  if (content == nullptr) {
+                    if (!fenced_)
+                      world_->Violation(absl::StrCat(name_, ": ", at->second.ref.ToString(), " vanished under a pull"));
+                    done(absl::UnavailableError("fenced"));
+                  } else {
+                    done(Cut(*content, at->second.box));
+                  }
+                  at = published_.find(transfer.value());
+                  if (at != published_.end() && at->second.stopping && at->second.pulling == 0)
+                    EndPublication(transfer);
+                });
 }
 
 void SimWorker::SnapshotPublish(TransferId transfer) {
@@ -719,17 +730,18 @@ void SimWorker::StartRead(const Read& read, bool snapshot) {
   if (content == nullptr) return world_->Violation(absl::StrCat(name_, ": read of ", open.ref.ToString()));
   open.content = *content;
   open.published = world_->Chance(0.5);
-  Later(world_->Between(2 * kMicrosecond, 100 * kMicrosecond), [this, id = read.read(), snapshot, generation = generation_] {
-    auto it = reads_.find(id);
-    if (generation != generation_ || it == reads_.end()) return;
-    const bool published = it->second.published;
-    std::string bytes = published ? "" : Pack(it->second.content);
-    if (!published) reads_.erase(it);   // the answer is its end
-    core_->OnReadDone(id, absl::OkStatus(), std::move(bytes), published, world_->now());
-    if (published && snapshot) SnapshotRead(id);
-    CheckOldWork();
-    FlushSoon();
-  });
+  Later(world_->Between(2 * kMicrosecond, 100 * kMicrosecond),
+        [this, id = read.read(), snapshot, generation = generation_] {
+          auto it = reads_.find(id);
+          if (generation != generation_ || it == reads_.end()) return;
+          const bool published = it->second.published;
+          std::string bytes = published ? "" : Pack(it->second.content);
+          if (!published) reads_.erase(it);  // the answer is its end
+          core_->OnReadDone(id, absl::OkStatus(), std::move(bytes), published, world_->now());
+          if (published && snapshot) SnapshotRead(id);
+          CheckOldWork();
+          FlushSoon();
+        });
 }
 
 void SimWorker::SnapshotRead(uint64_t read) {
@@ -767,7 +779,8 @@ std::string SimWorker::Leftovers() const {
   const WorkerCore::Counts counts = core_->counts();
   std::string out;
   if (counts.buffers + counts.launches + counts.transfers + counts.reads + counts.uploads + counts.executables +
-          counts.watches != 0) {
+          counts.watches !=
+      0) {
     absl::StrAppend(&out, " ", counts.buffers, " buffers, ", counts.launches, " launches, ", counts.transfers,
                     " transfers, ", counts.reads, " reads, ", counts.uploads, " uploads, ", counts.executables,
                     " executables, ", counts.watches, " watches;");

@@ -29,7 +29,7 @@ class Fabric {
   virtual ~Fabric() = default;
   // Bytes of a client under a proxy's upload key; null: none (session gone).
   virtual const Content* HostBytes(uint64_t key) = 0;
-  virtual class SimWorker* WorkerOf(Incarnation incarnation) = 0;   // null: dead
+  virtual class SimWorker* WorkerOf(Incarnation incarnation) = 0;  // null: dead
   // Worker -> proxy, on the control connection of `grant`; lost when it is broken.
   virtual void ToProxy(Incarnation from, const Grant& grant, std::string frame) = 0;
   virtual void ReportToRm(Incarnation from, MemberReport report) = 0;
@@ -73,14 +73,14 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
     absl::Status why;
     int pulling = 0;
     bool stopping = false;
-    std::optional<Content> copy;   // a donor took the buffer
+    std::optional<Content> copy;  // a donor took the buffer
   };
   // Null: not published (yet). Answers after the transfer's time through `done`, exactly once.
   void Pull(Incarnation peer, TransferId transfer, std::function<void(absl::StatusOr<Content>)> done);
   // The peer does not want them any more: a pull that waits for its publication ends at once.
   void CancelPull(Incarnation peer, TransferId transfer);
   absl::StatusOr<Content> ReadPublished(uint64_t read);
-  void PeerDied(Incarnation peer);   // its pulls that wait here end
+  void PeerDied(Incarnation peer);  // its pulls that wait here end
   // SIGKILL: whoever waits for bytes of this process sees the connection end.
   void Die();
 
@@ -150,7 +150,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void FlushSoon();
   void Flush(bool late);
   void OpenStream(const Grant& grant);
-  void StartIfFirst(const std::shared_ptr<Run>& run);   // on all its devices
+  void StartIfFirst(const std::shared_ptr<Run>& run);  // on all its devices
   void Start(const std::shared_ptr<Run>& run);
   void StartPull(const std::shared_ptr<Make>& make, const Piece& piece, const IndexBox& target);
   void FinishMake(const std::shared_ptr<Make>& make);
@@ -175,7 +175,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
 
   // Of the present grant.
   Grant grant_;
-  uint64_t generation_ = 0;                // of core_
+  uint64_t generation_ = 0;  // of core_
   std::unique_ptr<WorkerCore> core_;
   bool fenced_ = false;
   StreamSender<std::string> sender_;
@@ -191,18 +191,18 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
     uint32_t device = 0;
   };
   absl::flat_hash_map<BufferRef, Stored> buffers_;
-  std::set<BufferRef> told_;               // to be made, and not yet to be freed
+  std::set<BufferRef> told_;  // to be made, and not yet to be freed
   std::vector<int64_t> device_bytes_;
   std::map<uint64_t, Loaded> executables_;
   std::vector<std::deque<std::shared_ptr<Run>>> device_queue_;
-  std::vector<uint64_t> last_place_;       // per device: I1
-  std::map<uint64_t, std::shared_ptr<Run>> running_;          // by ticket
-  std::set<BufferRef> expected_;           // outputs of launches handed over and not finished
-  std::set<BufferRef> failed_;             // outputs of launches that failed, until they are freed
+  std::vector<uint64_t> last_place_;                           // per device: I1
+  std::map<uint64_t, std::shared_ptr<Run>> running_;           // by ticket
+  std::set<BufferRef> expected_;                               // outputs of launches handed over and not finished
+  std::set<BufferRef> failed_;                                 // outputs of launches that failed, until they are freed
   std::map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // by key
   std::map<std::pair<uint64_t, int>, std::shared_ptr<Make>> makes_;
   std::map<uint64_t, Published> published_;
-  std::map<uint64_t, absl::Status> unpublished_;               // why pulls of these are refused
+  std::map<uint64_t, absl::Status> unpublished_;  // why pulls of these are refused
   std::map<uint64_t, std::vector<std::pair<Incarnation, std::function<void(absl::StatusOr<Content>)>>>> early_pulls_;
   std::map<uint64_t, OpenRead> reads_;
 };

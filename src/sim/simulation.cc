@@ -10,7 +10,7 @@
 namespace landbridge::sim {
 namespace {
 
-constexpr int64_t kRows = 8;          // of every simulated array: 8 x 4 elements
+constexpr int64_t kRows = 8;  // of every simulated array: 8 x 4 elements
 constexpr int64_t kColumns = 4;
 constexpr DurationNs kRunLimit = 20 * kSecond;    // for the clients' steps
 constexpr DurationNs kRestLimit = 20 * kSecond;   // when faults have stopped
@@ -30,15 +30,15 @@ Controller::Options ControllerOptions(const Knobs& knobs) {
 
 // Whether the codes of this run's faults explain an error.
 struct Blame {
-  std::set<int> slices;        // of the array and of all it was made from
-  bool may_fail = false;       // a launch or load that can be made to fail is among them
+  std::set<int> slices;   // of the array and of all it was made from
+  bool may_fail = false;  // a launch or load that can be made to fail is among them
 };
 
 struct ArrayState {
   ArrayId id;
-  Content expected;            // global
+  Content expected;  // global
   Blame blame;
-  int layout = 0;              // see Layouts
+  int layout = 0;  // see Layouts
   int slice = 0;
   bool deleted = false;
 };
@@ -66,13 +66,13 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void TraceTo(std::function<void(const std::string&)> trace) { world_.TraceTo(std::move(trace)); }
 
  private:
-  struct Connection {          // proxy <-> member
+  struct Connection {  // proxy <-> member
     MemberRef ref;
     bool wanted = true;
-    bool up = false;           // the worker has welcomed us
-    bool open = false;         // and we know it
+    bool up = false;    // the worker has welcomed us
+    bool open = false;  // and we know it
     uint64_t epoch = 0;
-    TimeNs to_worker_at = 0, to_proxy_at = 0;   // deliveries stay in order
+    TimeNs to_worker_at = 0, to_proxy_at = 0;  // deliveries stay in order
   };
   struct Member {
     MemberRef ref;
@@ -80,7 +80,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   };
   struct Request {
     bool read = false;
-    ArrayState array;          // as it was
+    ArrayState array;  // as it was
     int session = 0;
     int answers = 0;
   };
@@ -145,7 +145,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void StopRm(DurationNs lasts);
   void Pause(int slice, DurationNs lasts);
   void RunFault(const Fault& fault);
-  int SlotOf(Incarnation incarnation) const;   // -1: none
+  int SlotOf(Incarnation incarnation) const;  // -1: none
   void TickProxy();
   bool AllUp();
   bool Answered() const;
@@ -189,11 +189,11 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   std::unique_ptr<ResourceManagerCore> rm_;
   uint64_t rm_life_ = 0;
   bool rm_up_ = false;
-  bool proxy_linked_ = false;                            // to the RM
+  bool proxy_linked_ = false;  // to the RM
 
   std::map<Incarnation, std::unique_ptr<SimWorker>> workers_;
-  std::vector<std::unique_ptr<SimWorker>> dead_;        // closures may still name them
-  std::vector<Incarnation> worker_of_slot_;             // process "worker-S", now
+  std::vector<std::unique_ptr<SimWorker>> dead_;  // closures may still name them
+  std::vector<Incarnation> worker_of_slot_;       // process "worker-S", now
   std::map<Incarnation, Connection> connections_;
   std::map<Incarnation, Member> members_;
   std::set<Incarnation> dirty_;
@@ -208,7 +208,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   uint64_t next_key_ = 1, next_request_ = 1, next_constant_ = 1;
   bool faults_on_ = true;
   bool devices_known_ = false;
-  std::set<int> slices_hurt_;                            // virtual slices that were lost, or may be, at least once
+  std::set<int> slices_hurt_;  // virtual slices that were lost, or may be, at least once
   bool all_up_once_ = false;
   TimeNs last_fault_ = 0;
   int pulls_ = 0;
@@ -263,7 +263,8 @@ void Simulation::TickRm(uint64_t life) {
 void Simulation::StartWorker(int slice) {
   const Incarnation incarnation(next_incarnation_++);
   worker_of_slot_[static_cast<size_t>(slice)] = incarnation;
-  workers_[incarnation] = std::make_unique<SimWorker>(&world_, knobs_, static_cast<Fabric*>(this), incarnation, absl::StrCat("worker-", slice));
+  workers_[incarnation] = std::make_unique<SimWorker>(&world_, knobs_, static_cast<Fabric*>(this), incarnation,
+                                                      absl::StrCat("worker-", slice));
   world_.After(world_.Between(kMillisecond, 20 * kMillisecond), [this, incarnation] {
     if (SimWorker* worker = WorkerOf(incarnation)) {
       if (rm_up_) worker->Deliver([worker, this] { worker->lease().OnRmConnected(world_.now()); });
@@ -340,7 +341,8 @@ void Simulation::ReportToRm(Incarnation from, MemberReport report) {
   at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, report = std::move(report), life = rm_life_] {
     if (!rm_up_ || rm_life_ != life) return;
-    if (absl::Status status = rm_->OnMemberReport(report, world_.now()); !status.ok()) world_.Violation(status.ToString());
+    if (absl::Status status = rm_->OnMemberReport(report, world_.now()); !status.ok())
+      world_.Violation(status.ToString());
   });
 }
 
@@ -348,9 +350,10 @@ void Simulation::SendToMember(Incarnation worker, MemberUpdate update) {
   TimeNs& at = rm_to_worker_at_[worker];
   at = std::max(at, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(at - world_.now(), [this, worker, update = std::move(update)] {
-    if (SimWorker* to = WorkerOf(worker)) to->Deliver([this, worker, update] {
-      if (SimWorker* w = WorkerOf(worker)) w->OnUpdate(update);
-    });
+    if (SimWorker* to = WorkerOf(worker))
+      to->Deliver([this, worker, update] {
+        if (SimWorker* w = WorkerOf(worker)) w->OnUpdate(update);
+      });
   });
 }
 
@@ -359,13 +362,15 @@ void Simulation::SendReport(HolderReport report) {
   proxy_to_rm_at_ = std::max(proxy_to_rm_at_, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
   world_.After(proxy_to_rm_at_ - world_.now(), [this, report = std::move(report), life = rm_life_] {
     if (!rm_up_ || rm_life_ != life) return;
-    if (absl::Status status = rm_->OnHolderReport(report, world_.now()); !status.ok()) world_.Violation(status.ToString());
+    if (absl::Status status = rm_->OnHolderReport(report, world_.now()); !status.ok())
+      world_.Violation(status.ToString());
   });
 }
 
 void Simulation::SendToHolder(ProxyLife, HolderUpdate update) {
   rm_to_proxy_at_ = std::max(rm_to_proxy_at_, world_.now() + world_.Between(knobs_.message_min, knobs_.message_max));
-  world_.After(rm_to_proxy_at_ - world_.now(), [this, update = std::move(update)] { holder_.OnUpdate(update, world_.now()); });
+  world_.After(rm_to_proxy_at_ - world_.now(),
+               [this, update = std::move(update)] { holder_.OnUpdate(update, world_.now()); });
 }
 
 void Simulation::FleetKnown(const Fleet& fleet) {
@@ -438,7 +443,7 @@ void Simulation::TryConnect(Incarnation incarnation, uint64_t epoch) {
       auto now = connections_.find(incarnation);
       if (now == connections_.end() || now->second.epoch != epoch || !now->second.wanted) return;
       if (welcome.refusal() == ControlWelcome::NONE) now->second.open = true;
-      holder_.OnMemberWelcome(ref, welcome, world_.now());   // MemberUp comes from inside, the first time
+      holder_.OnMemberWelcome(ref, welcome, world_.now());  // MemberUp comes from inside, the first time
       if (welcome.refusal() != ControlWelcome::NONE) return;
       auto member = members_.find(incarnation);
       if (member == members_.end()) return;
@@ -454,7 +459,7 @@ void Simulation::TryConnect(Incarnation incarnation, uint64_t epoch) {
 void Simulation::Break(Connection& connection) {
   const bool was_up = connection.up;
   connection.up = connection.open = false;
-  const uint64_t epoch = ++connection.epoch;   // what is under way is lost
+  const uint64_t epoch = ++connection.epoch;  // what is under way is lost
   const MemberRef ref = connection.ref;
   if (SimWorker* worker = WorkerOf(ref.incarnation)) {
     worker->Deliver([this, ref] {
@@ -522,9 +527,10 @@ void Simulation::ToWorker(Connection& connection, std::string payload) {
   world_.After(at - world_.now(), [this, ref = connection.ref, epoch = connection.epoch, payload = std::move(payload)] {
     auto it = connections_.find(ref.incarnation);
     if (it == connections_.end() || it->second.epoch != epoch) return;
-    if (SimWorker* worker = WorkerOf(ref.incarnation)) worker->Deliver([this, ref, payload] {
-      if (SimWorker* w = WorkerOf(ref.incarnation)) w->OnFrame(ref.grant, payload);
-    });
+    if (SimWorker* worker = WorkerOf(ref.incarnation))
+      worker->Deliver([this, ref, payload] {
+        if (SimWorker* w = WorkerOf(ref.incarnation)) w->OnFrame(ref.grant, payload);
+      });
   });
 }
 
@@ -596,12 +602,9 @@ void Simulation::Pause(int slice, DurationNs lasts) {
 
 void Simulation::RunFault(const Fault& fault) {
   switch (fault.kind) {
-    case Fault::Kind::kKill:
-      return KillWorker(fault.slice);
-    case Fault::Kind::kPause:
-      return Pause(fault.slice, fault.lasts);
-    case Fault::Kind::kRestartRm:
-      return StopRm(fault.lasts);
+    case Fault::Kind::kKill: return KillWorker(fault.slice);
+    case Fault::Kind::kPause: return Pause(fault.slice, fault.lasts);
+    case Fault::Kind::kRestartRm: return StopRm(fault.lasts);
     case Fault::Kind::kBreakStream: {
       auto connection = connections_.find(worker_of_slot_[static_cast<size_t>(fault.slice)]);
       if (connection != connections_.end() && connection->second.up) Break(connection->second);
@@ -732,8 +735,8 @@ void Simulation::WantHostBytes(uint64_t key) {
   world_.After(world_.Between(0, 2 * kMillisecond), [this, key] {
     auto it = host_bytes_.find(key);
     if (it == host_bytes_.end()) return controller_.OnHostBytes(key, absl::FailedPreconditionError("gone"));
-    controller_.OnHostBytes(key, std::string(reinterpret_cast<const char*>(it->second.elements.data()),
-                                             it->second.elements.size() * 8));
+    controller_.OnHostBytes(
+        key, std::string(reinterpret_cast<const char*>(it->second.elements.data()), it->second.elements.size() * 8));
   });
 }
 
@@ -952,8 +955,9 @@ void Simulation::Step(int index) {
     while (client.arrays.size() > 6) Forget(client, &client.arrays.front());
   }
   const bool idle = knobs_.idle_max > 0 && world_.Chance(0.1);
-  world_.After(idle ? world_.Between(kMillisecond, knobs_.idle_max) : world_.Between(2 * kMicrosecond, 2 * kMillisecond),
-               [this, index] { Step(index); });
+  world_.After(
+      idle ? world_.Between(kMillisecond, knobs_.idle_max) : world_.Between(2 * kMicrosecond, 2 * kMillisecond),
+      [this, index] { Step(index); });
 }
 
 // ---------------------------------------------------------------- answers
@@ -965,18 +969,16 @@ bool Simulation::FaultsExplain(const Blame& blame, const absl::Status& status) c
         if (slices_hurt_.count(slice) > 0) return true;
       }
       return false;
-    case absl::StatusCode::kInvalidArgument:
-      return blame.may_fail && absl::StrContains(status.message(), "injected");
-    case absl::StatusCode::kResourceExhausted:
-      return knobs_.tight_memory;
-    default:
-      return false;
+    case absl::StatusCode::kInvalidArgument: return blame.may_fail && absl::StrContains(status.message(), "injected");
+    case absl::StatusCode::kResourceExhausted: return knobs_.tight_memory;
+    default: return false;
   }
 }
 
 void Simulation::CheckError(const Request& request, const absl::Status& status) {
   ++outcome_.reads_failed;
-  if (!FaultsExplain(request.array.blame, status)) world_.Violation("an error that nothing explains: " + status.ToString());
+  if (!FaultsExplain(request.array.blame, status))
+    world_.Violation("an error that nothing explains: " + status.ToString());
 }
 
 void Simulation::CheckValue(const Request& request, const Content& shard) {
@@ -1014,7 +1016,8 @@ void Simulation::ResolveRead(RequestId id, absl::StatusOr<ReadResult> result) {
       CheckValue(request, *content);
     } else {
       ++outcome_.reads_failed;
-      if (slices_hurt_.count(request.array.slice) == 0) world_.Violation("the bytes of a read are not there: " + content.status().ToString());
+      if (slices_hurt_.count(request.array.slice) == 0)
+        world_.Violation("the bytes of a read are not there: " + content.status().ToString());
     }
     controller_.ReleaseRead(id);
   });
@@ -1054,7 +1057,7 @@ Outcome Simulation::Run() {
     return all_up_once_ && finished() && world_.now() > last_fault_;
   });
   faults_on_ = false;
-  RunUntilTrue(kRestLimit, [this] { return AtRest(); });   // leases end, workers return, work drains
+  RunUntilTrue(kRestLimit, [this] { return AtRest(); });  // leases end, workers return, work drains
   Finish();
   outcome_.violations = world_.violations();
   outcome_.events = world_.events();
@@ -1102,15 +1105,17 @@ std::string Simulation::Leftovers() {
   std::string out;
   const Controller::Counts counts = controller_.counts();
   if (counts.sessions + counts.arrays + counts.buffers + counts.executables + counts.requests +
-          counts.launches_unfinished + counts.ops_parked + counts.transfers + counts.host_buffers != 0) {
+          counts.launches_unfinished + counts.ops_parked + counts.transfers + counts.host_buffers !=
+      0) {
     absl::StrAppend(&out, "the controller keeps ", counts.sessions, " sessions, ", counts.arrays, " arrays, ",
-                    counts.buffers, " buffers, ", counts.executables, " executables, ", counts.requests,
-                    " requests, ", counts.launches_unfinished, " launches, ", counts.ops_parked, " parked ops, ",
-                    counts.transfers, " transfers, ", counts.host_buffers, " host buffers; ");
+                    counts.buffers, " buffers, ", counts.executables, " executables, ", counts.requests, " requests, ",
+                    counts.launches_unfinished, " launches, ", counts.ops_parked, " parked ops, ", counts.transfers,
+                    " transfers, ", counts.host_buffers, " host buffers; ");
   }
   if (!host_bytes_.empty()) absl::StrAppend(&out, host_bytes_.size(), " host buffers were never dropped; ");
   for (auto& [incarnation, worker] : workers_) {
-    if (std::string left = worker->Leftovers(); !left.empty()) absl::StrAppend(&out, left, " ", worker->Explain(), "; ");
+    if (std::string left = worker->Leftovers(); !left.empty())
+      absl::StrAppend(&out, left, " ", worker->Explain(), "; ");
   }
   return out;
 }
@@ -1119,12 +1124,14 @@ void Simulation::Finish() {
   if (!world_.violations().empty()) return;
   auto everything = [this] {
     std::string text = controller_.StatusJson(world_.now());
-    for (auto& [incarnation, worker] : workers_) absl::StrAppend(&text, "\n    ", worker->name(), ": ", worker->Explain());
+    for (auto& [incarnation, worker] : workers_)
+      absl::StrAppend(&text, "\n    ", worker->name(), ": ", worker->Explain());
     return text;
   };
   if (!devices_known_) return world_.Violation("the fleet never became known");
   if (!AllUp()) {
-    return world_.Violation(absl::StrCat("the workers are not all in use again: ", rm_->StatusJson(world_.now()).dump()));
+    return world_.Violation(
+        absl::StrCat("the workers are not all in use again: ", rm_->StatusJson(world_.now()).dump()));
   }
   for (const Client& client : clients_) {
     if (client.steps_left > 0) return world_.Violation("a client did not finish its steps");
@@ -1141,7 +1148,7 @@ void Simulation::Finish() {
     return world_.Violation(absl::StrCat("request ", id.ToString(), " about ", request.array.id.ToString(), " (slice ",
                                          request.array.slice, ") has ", request.answers, " answers: ", everything()));
   }
-  world_.RunUntil(world_.now() + 2 * kMillisecond);   // pulls of published reads
+  world_.RunUntil(world_.now() + 2 * kMillisecond);  // pulls of published reads
   for (Client& client : clients_) {
     client.open = false;
     controller_.CloseSession(client.id, absl::FailedPreconditionError("the client has gone"));
@@ -1158,7 +1165,7 @@ Knobs KnobsOfSeed(uint64_t seed) {
   knobs.devices = random.NextBelow(3) == 0 ? 1 : (random.NextBelow(2) == 0 ? 2 : 4);
   knobs.sessions = 1 + static_cast<int>(random.NextBelow(3));
   knobs.steps = 20 + static_cast<int>(random.NextBelow(80));
-  const uint64_t kind = random.NextBelow(6);   // 0, 1: no faults at all
+  const uint64_t kind = random.NextBelow(6);  // 0, 1: no faults at all
   if (kind >= 2) {
     if (kind == 2 || kind == 5) knobs.kill = 0.2;
     if (kind == 3 || kind == 5) knobs.pause = 0.2;

@@ -28,7 +28,7 @@ namespace landbridge::sim {
 Knobs KnobsOfSeed(uint64_t seed);
 
 struct Outcome {
-  std::vector<std::string> violations;   // empty: all rules kept
+  std::vector<std::string> violations;  // empty: all rules kept
   uint64_t events = 0;
   uint64_t reads_ok = 0, reads_failed = 0, launches = 0, copies = 0, losses = 0, pulls = 0;
   DurationNs virtual_time = 0;

@@ -52,9 +52,7 @@ class World {
   }
 
   // A broken rule. The first one ends the run.
-  void Violation(std::string text) {
-    violations_.push_back(absl::StrCat("at ", now_ / kMicrosecond, " us: ", text));
-  }
+  void Violation(std::string text) { violations_.push_back(absl::StrCat("at ", now_ / kMicrosecond, " us: ", text)); }
   const std::vector<std::string>& violations() const { return violations_; }
   uint64_t events() const { return events_; }
 

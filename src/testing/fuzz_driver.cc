@@ -46,21 +46,15 @@ void Mutate(std::string& input, const std::vector<std::string>& all, std::mt1993
     case 1:
       if (at < input.size()) input[at] = static_cast<char>(input[at] ^ static_cast<char>(1 << below(8)));
       return;
-    case 2:
-      input.insert(at, 1 + below(8), static_cast<char>(random()));
-      return;
-    case 3:
-      input.erase(at, 1 + below(8));
-      return;
+    case 2: input.insert(at, 1 + below(8), static_cast<char>(random())); return;
+    case 3: input.erase(at, 1 + below(8)); return;
     case 4: {  // extreme numbers
       static constexpr uint8_t kBytes[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
       const uint8_t byte = kBytes[below(5)];
       for (size_t i = at; i < std::min(input.size(), at + 1 + below(9)); ++i) input[i] = static_cast<char>(byte);
       return;
     }
-    case 5:
-      input.resize(at);
-      return;
+    case 5: input.resize(at); return;
     case 6: {  // a piece of itself once more
       const std::string piece = input.substr(at, below(64));
       input.insert(below(input.size() + 1), piece);

@@ -81,7 +81,8 @@ class MessageMaker {
         return;
       }
       case FieldDescriptor::CPPTYPE_ENUM: {
-        const auto value = static_cast<int>(choices.Below(static_cast<uint64_t>(field->enum_type()->value_count()) + 1));
+        const auto value =
+            static_cast<int>(choices.Below(static_cast<uint64_t>(field->enum_type()->value_count()) + 1));
         repeated ? reflection->AddEnumValue(message, field, value) : reflection->SetEnumValue(message, field, value);
         return;
       }

@@ -23,34 +23,34 @@ struct Buffer {
   PoolId pool;
   int64_t bytes = 0;
   BufferState state = BufferState::kPending;
-  bool in_shell = false;           // the shell was told to make it, and not yet to free it
-  bool charged = false;            // `bytes` are counted for this buffer (before: for the node that makes it)
+  bool in_shell = false;  // the shell was told to make it, and not yet to free it
+  bool charged = false;   // `bytes` are counted for this buffer (before: for the node that makes it)
   bool delete_requested = false;
-  bool can_fail_alone = false;     // while not resident: other shards of what uses it may be good when this one is bad
-  bool doubtful = false;           // its producer failed and has not ended: enqueued is not enough for anybody
-  bool donor_cleared = false;      // the donor was told that nobody else needs the buffer
+  bool can_fail_alone = false;  // while not resident: other shards of what uses it may be good when this one is bad
+  bool doubtful = false;        // its producer failed and has not ended: enqueued is not enough for anybody
+  bool donor_cleared = false;   // the donor was told that nobody else needs the buffer
   bool donor_is_make = false;
   SessionId session;
   Ticket producer;
-  int pins = 0;                    // nodes (the producer too), transfers and reads that name it
-  int running = 0;                 // of these: things in the shell that end by themselves
-  int unplaced_readers = 0;        // launches that read it and are not in the order log
-  int transfers = 0;               // publishes, makes and reads of it that are not over
-  Waiter donor;                    // the node that gives it up; nobody may name it afterwards
+  int pins = 0;              // nodes (the producer too), transfers and reads that name it
+  int running = 0;           // of these: things in the shell that end by themselves
+  int unplaced_readers = 0;  // launches that read it and are not in the order log
+  int transfers = 0;         // publishes, makes and reads of it that are not over
+  Waiter donor;              // the node that gives it up; nobody may name it afterwards
   Ticket donor_ticket;
   PoisonPtr poison;
   absl::InlinedVector<Waiter, 2> waiters;
-  absl::InlinedVector<uint64_t, 1> open_reads;     // in the shell
-  absl::InlinedVector<TransferId, 1> open_sends;   // offered to peers
+  absl::InlinedVector<uint64_t, 1> open_reads;    // in the shell
+  absl::InlinedVector<TransferId, 1> open_sends;  // offered to peers
 };
 
 class BufferTable {
  public:
   enum class Event : uint8_t {
-    kUsable,      // what it waited for is there
-    kPoisoned,    // ... and never will be
-    kDoubtful,    // it counted on the buffer, and has to wait for it again
-    kMayTake,     // for the donor: nobody else needs it
+    kUsable,    // what it waited for is there
+    kPoisoned,  // ... and never will be
+    kDoubtful,  // it counted on the buffer, and has to wait for it again
+    kMayTake,   // for the donor: nobody else needs it
   };
   struct Wake {
     Waiter who;
@@ -86,7 +86,7 @@ class BufferTable {
   // Its producer failed, but has not ended (what is before it may be the cause): whoever counted on it and is not
   // handed over waits again. A gang with an error among its inputs would hang in its collectives.
   void SetDoubtful(Buffer& buffer);
-  void SetResident(Buffer& buffer);    // memory is the buffer's own from here on; already counted
+  void SetResident(Buffer& buffer);  // memory is the buffer's own from here on; already counted
   void SetPoisoned(Buffer& buffer, PoisonPtr poison);
   void AddWaiter(Buffer& buffer, Waiter who) { buffer.waiters.push_back(who); }
 

@@ -85,8 +85,7 @@ void MemoryNeeds::Add(PoolId pool, int64_t bytes) {
 absl::Status MemoryNeeds::Ask(MemoryAdmission& memory, MemoryAdmission::Key key, Waiter who) {
   for (size_t i = 0; i < needs_.size(); ++i) {
     switch (memory.Ask(needs_[i].pool, key, who, needs_[i].bytes)) {
-      case MemoryAdmission::Answer::kReserved:
-        break;
+      case MemoryAdmission::Answer::kReserved: break;
       case MemoryAdmission::Answer::kWaits:
         needs_[i].waits = true;
         ++waiting_;
@@ -134,7 +133,8 @@ absl::StatusOr<int64_t> DeviceBytes(int32_t dtype, absl::Span<const int64_t> dim
   const std::optional<DType> type = DTypeFromIfrtKind(dtype);
   if (!type) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", dtype));
   if (dims.size() > limits::kRankMax) {
-    return absl::InvalidArgumentError(absl::StrCat("an array of rank ", dims.size(), " (at most ", limits::kRankMax, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("an array of rank ", dims.size(), " (at most ", limits::kRankMax, ")"));
   }
   int64_t elements = 1;
   for (int64_t dim : dims) {

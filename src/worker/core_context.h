@@ -31,7 +31,7 @@ class Reporter {
   }
   void Failed(const std::vector<BufferRef>& refs, const Poison& poison);
   void NodeEnded(Ticket ticket) { tickets_.push_back(ticket); }
-  void Hurry() { hurried_ = true; }   // somebody waits for one of the ended nodes
+  void Hurry() { hurried_ = true; }  // somebody waits for one of the ended nodes
   void UploadDone(uint64_t key) { keys_.push_back(key); }
   // Failures are reported now.
   void TransferDone(TransferId transfer, const Poison* poison);
@@ -51,8 +51,11 @@ class Reporter {
 
 struct CoreContext {
   CoreContext(Incarnation self_incarnation, const WorkerLimits& limits, WorkerSink* worker_sink)
-      : self(self_incarnation), sink(worker_sink), memory(limits.device_bytes, limits.host_bytes),
-        buffers(worker_sink, &memory), report(worker_sink) {}
+      : self(self_incarnation),
+        sink(worker_sink),
+        memory(limits.device_bytes, limits.host_bytes),
+        buffers(worker_sink, &memory),
+        report(worker_sink) {}
 
   void NodeEnded(Ticket ticket) {
     unfinished.erase(ticket);
@@ -69,9 +72,9 @@ struct CoreContext {
   MemoryAdmission memory;
   BufferTable buffers;
   Reporter report;
-  absl::btree_set<Ticket> unfinished;   // launches, uploads and makes
+  absl::btree_set<Ticket> unfinished;  // launches, uploads and makes
   uint64_t anomalies = 0;
-  bool memory_may_be_stuck = false;     // something changed since the last look at requests that may never fit
+  bool memory_may_be_stuck = false;  // something changed since the last look at requests that may never fit
   bool fenced = false;
 };
 

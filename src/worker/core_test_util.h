@@ -57,12 +57,10 @@ class RecordingSink : public WorkerSink {
                             report.read_ready().published() ? " published" : "");
       case WorkerReport::kWatched:
         return absl::StrCat("Watched ", report.watched().watch(), " ", Text(report.watched().status()));
-      case WorkerReport::kExplained:
-        return absl::StrCat("Explained ", report.explained().request());
+      case WorkerReport::kExplained: return absl::StrCat("Explained ", report.explained().request());
       case WorkerReport::kUploadsDone:
         return absl::StrCat("UploadsDone ", absl::StrJoin(report.uploads_done().keys(), ","));
-      case WorkerReport::REPORT_NOT_SET:
-        break;
+      case WorkerReport::REPORT_NOT_SET: break;
     }
     return "nothing";
   }
@@ -100,7 +98,9 @@ class RecordingSink : public WorkerSink {
   void StopRead(uint64_t read) override { Add("StopRead ", read); }
   void Free(BufferRef ref) override { Add("Free ", ref.ToString()); }
   void PeerLost(Incarnation peer, const absl::Status&) override { Add("PeerLost ", peer.ToString()); }
-  void MeetPeer(Incarnation peer, const std::string& address) override { Add("MeetPeer ", peer.ToString(), " ", address); }
+  void MeetPeer(Incarnation peer, const std::string& address) override {
+    Add("MeetPeer ", peer.ToString(), " ", address);
+  }
 
  private:
   template <typename... Parts>
@@ -112,7 +112,7 @@ class RecordingSink : public WorkerSink {
 // A program: `params` and `outputs` are bytes per device of each parameter and output.
 struct ProgramSpec {
   std::vector<int64_t> params, outputs;
-  std::vector<uint32_t> devices = {0};   // empty: portable
+  std::vector<uint32_t> devices = {0};  // empty: portable
   int64_t temp = 0;
   bool can_fail_on_one_shard = false;
   bool has_side_effects = false;
@@ -135,8 +135,9 @@ inline WorkerOp LoadOp(uint64_t id, const ProgramSpec& spec) {
   return op;
 }
 
-inline WorkerOp LaunchOp(uint64_t ticket, uint64_t executable, std::vector<uint64_t> args, std::vector<uint64_t> outputs,
-                         std::vector<uint32_t> devices = {0}, std::vector<uint32_t> donated = {}, uint64_t session = 1) {
+inline WorkerOp LaunchOp(uint64_t ticket, uint64_t executable, std::vector<uint64_t> args,
+                         std::vector<uint64_t> outputs, std::vector<uint32_t> devices = {0},
+                         std::vector<uint32_t> donated = {}, uint64_t session = 1) {
   WorkerOp op;
   Launch* launch = op.mutable_launch();
   launch->set_ticket(ticket);

@@ -41,19 +41,27 @@ class Reasons {
     }
   }
   void AddInput(const Buffer& buffer) {
-    Add({{"what", "input"}, {"ref", buffer.ref.ToString()}, {"state", StateName(buffer.state)},
-         {"made_by", buffer.producer.ToString()}, {"on", buffer.pool.ToString()}});
+    Add({{"what", "input"},
+         {"ref", buffer.ref.ToString()},
+         {"state", StateName(buffer.state)},
+         {"made_by", buffer.producer.ToString()},
+         {"on", buffer.pool.ToString()}});
   }
   void AddDonation(const Buffer& buffer) {
-    Add({{"what", "readers"}, {"ref", buffer.ref.ToString()}, {"launches", buffer.unplaced_readers},
+    Add({{"what", "readers"},
+         {"ref", buffer.ref.ToString()},
+         {"launches", buffer.unplaced_readers},
          {"transfers", buffer.transfers}});
   }
   void AddMemory(const MemoryAdmission& memory, const MemoryNeeds& needs, Ticket ticket) {
     for (const MemoryNeeds::Need& need : needs.all()) {
       if (!need.waits) continue;
       const MemoryAdmission::Figures figures = memory.figures(need.pool);
-      json reason = {{"what", "memory"}, {"on", need.pool.ToString()}, {"bytes", need.bytes},
-                     {"bytes_in_use", figures.used}, {"bytes_limit", figures.limit}};
+      json reason = {{"what", "memory"},
+                     {"on", need.pool.ToString()},
+                     {"bytes", need.bytes},
+                     {"bytes_in_use", figures.used},
+                     {"bytes_limit", figures.limit}};
       const auto head = memory.Head(need.pool);
       if (head && head->ticket != ticket) reason["behind"] = head->ticket.ToString();
       Add(std::move(reason));
@@ -86,8 +94,11 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
                       : node.stage == Stage::kCandidate ? "runnable"
                       : node.stage == Stage::kPlaced    ? "handed over"
                                                         : "done";
-  json entry = {{"ticket", node.ticket.ToString()}, {"session", node.session.ToString()}, {"state", state},
-                {"executable", ExecutableId(node.op->executable()).ToString()}, {"age_ms", Millis(now - node.arrived)},
+  json entry = {{"ticket", node.ticket.ToString()},
+                {"session", node.session.ToString()},
+                {"state", state},
+                {"executable", ExecutableId(node.op->executable()).ToString()},
+                {"age_ms", Millis(now - node.arrived)},
                 {"devices", std::vector<uint32_t>(node.devices.begin(), node.devices.end())}};
   if (!node.op->call_site().empty()) entry["call_site"] = node.op->call_site();
   auto program = programs_.find(ExecutableId(node.op->executable()));
@@ -131,8 +142,8 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
 }
 
 void LaunchQueue::Explain(TimeNs now, json* out) const {
-  (*out)["order_log"] = {{"epoch", sequencer_.epoch()}, {"tail", sequencer_.tail()},
-                         {"done_through", sequencer_.done_through()}};
+  (*out)["order_log"] = {
+      {"epoch", sequencer_.epoch()}, {"tail", sequencer_.tail()}, {"done_through", sequencer_.done_through()}};
   std::vector<const Node*> nodes;
   launches_.ForEach([&](SlabHandle, const Node& node) { nodes.push_back(&node); });
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->ticket < b->ticket; });
@@ -155,9 +166,13 @@ void Transfers::Explain(TimeNs now, json* out) const {
   for (const UploadNode* node : Oldest(uploads_)) {
     Reasons reasons;
     reasons.AddMemory(context_->memory, node->memory, node->ticket);
-    if (node->memory.waiting() == 0) reasons.Add({{"what", node->cancelled != nullptr ? "end of a cancelled pull" : "bytes"}});
-    uploads.push_back({{"ticket", node->ticket.ToString()}, {"key", node->op->key()}, {"bytes", node->op->image_bytes()},
-                       {"age_ms", Millis(now - node->arrived)}, {"waits_for", reasons.Take()}});
+    if (node->memory.waiting() == 0)
+      reasons.Add({{"what", node->cancelled != nullptr ? "end of a cancelled pull" : "bytes"}});
+    uploads.push_back({{"ticket", node->ticket.ToString()},
+                       {"key", node->op->key()},
+                       {"bytes", node->op->image_bytes()},
+                       {"age_ms", Millis(now - node->arrived)},
+                       {"waits_for", reasons.Take()}});
   }
   (*out)["uploads"] = std::move(uploads);
   (*out)["uploads_total"] = uploads_.size();
@@ -187,8 +202,11 @@ void Transfers::Explain(TimeNs now, json* out) const {
                      {"transfer", TransferId(piece.remote().transfer()).ToString()}});
       }
     }
-    makes.push_back({{"ticket", part->ticket.ToString()}, {"ref", part->target->ref.ToString()},
-                     {"age_ms", Millis(now - part->make->arrived)}, {"started", part->started}, {"waits_for", reasons.Take()}});
+    makes.push_back({{"ticket", part->ticket.ToString()},
+                     {"ref", part->target->ref.ToString()},
+                     {"age_ms", Millis(now - part->make->arrived)},
+                     {"started", part->started},
+                     {"waits_for", reasons.Take()}});
   }
   (*out)["makes"] = std::move(makes);
   (*out)["makes_total"] = parts_.size();
@@ -201,8 +219,11 @@ void Transfers::Explain(TimeNs now, json* out) const {
                                                                 : "stopping";
     Reasons reasons;
     if (node->stage == PublishStage::kWaiting) reasons.AddInput(*node->buffer);
-    publishes.push_back({{"transfer", node->transfer.ToString()}, {"ref", RefFromProto(node->op.ref()).ToString()},
-                         {"peer", node->peer.ToString()}, {"state", state}, {"age_ms", Millis(now - node->arrived)},
+    publishes.push_back({{"transfer", node->transfer.ToString()},
+                         {"ref", RefFromProto(node->op.ref()).ToString()},
+                         {"peer", node->peer.ToString()},
+                         {"state", state},
+                         {"age_ms", Millis(now - node->arrived)},
                          {"waits_for", reasons.Take()}});
   }
   (*out)["publishes"] = std::move(publishes);
@@ -214,8 +235,11 @@ void Observers::Explain(TimeNs now, json* out) const {
   for (const ReadNode* node : Oldest(reads_)) {
     Reasons reasons;
     if (!node->started) reasons.AddInput(*node->buffer);
-    reads.push_back({{"read", RequestId(node->op.read()).ToString()}, {"ref", RefFromProto(node->op.ref()).ToString()},
-                     {"started", node->started}, {"age_ms", Millis(now - node->arrived)}, {"waits_for", reasons.Take()}});
+    reads.push_back({{"read", RequestId(node->op.read()).ToString()},
+                     {"ref", RefFromProto(node->op.ref()).ToString()},
+                     {"started", node->started},
+                     {"age_ms", Millis(now - node->arrived)},
+                     {"waits_for", reasons.Take()}});
   }
   (*out)["reads"] = std::move(reads);
   (*out)["reads_total"] = reads_.size();

@@ -19,7 +19,8 @@ namespace {
 using nlohmann::json;
 
 std::string GraphTensor(const TensorInfo& tensor) {
-  return absl::StrCat(DTypeName(static_cast<DType>(tensor.dtype())), "[", absl::StrJoin(tensor.global_dims(), ","), "]");
+  return absl::StrCat(DTypeName(static_cast<DType>(tensor.dtype())), "[", absl::StrJoin(tensor.global_dims(), ","),
+                      "]");
 }
 
 }  // namespace
@@ -34,7 +35,9 @@ json LaunchQueue::GraphOf(const Node& node) const {
                       : node.stage == Stage::kDone      ? "done"
                       : first                           ? "running"
                                                         : "waiting";
-  json entry = {{"ticket", node.ticket.ToString()}, {"session", node.session.ToString()}, {"state", state},
+  json entry = {{"ticket", node.ticket.ToString()},
+                {"session", node.session.ToString()},
+                {"state", state},
                 {"devices", std::vector<uint32_t>(node.devices.begin(), node.devices.end())}};
   if (!node.op->call_site().empty()) entry["call_site"] = node.op->call_site();
   auto found = programs_.find(ExecutableId(node.op->executable()));
@@ -84,8 +87,10 @@ void Transfers::Graph(json* out) const {
         sources.push_back(ArrayId(piece.local().array()).ToString());
       }
     }
-    makes.push_back({{"ticket", part.ticket.ToString()}, {"array", part.target->ref.array.ToString()},
-                     {"sources", std::move(sources)}, {"transfers", std::move(transfers)}});
+    makes.push_back({{"ticket", part.ticket.ToString()},
+                     {"array", part.target->ref.array.ToString()},
+                     {"sources", std::move(sources)},
+                     {"transfers", std::move(transfers)}});
   });
   (*out)["makes"] = std::move(makes);
   json publishes = json::array();

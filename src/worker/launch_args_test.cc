@@ -116,12 +116,25 @@ TEST(LaunchArgsTest, NonsenseIsRefusedAndEndsTheAgreement) {
     EXPECT_EQ(launch.args_size(), 0);
     EXPECT_TRUE(base.args.empty());
   };
-  refused([](Launch* l) { l->add_arg_runs(2 * 21); l->add_arg_deltas(0); });           // more than there were
-  refused([](Launch* l) { l->add_arg_runs(2 * 19); l->add_arg_deltas(0); });           // fewer
-  refused([](Launch* l) { l->add_arg_runs(2 * 20); });                                 // no difference given
-  refused([](Launch* l) { l->add_arg_runs(UINT32_MAX); });                             // as many in full, and none there
-  refused([](Launch* l) { l->add_arg_runs(2 * 20); l->add_arg_deltas(0); l->add_arg_deltas(1); });
-  refused([](Launch* l) { l->set_outputs_first(1); l->set_outputs_count(limits::kLaunchOutputsRangeMax + 1); });
+  refused([](Launch* l) {
+    l->add_arg_runs(2 * 21);
+    l->add_arg_deltas(0);
+  });  // more than there were
+  refused([](Launch* l) {
+    l->add_arg_runs(2 * 19);
+    l->add_arg_deltas(0);
+  });                                                       // fewer
+  refused([](Launch* l) { l->add_arg_runs(2 * 20); });      // no difference given
+  refused([](Launch* l) { l->add_arg_runs(UINT32_MAX); });  // as many in full, and none there
+  refused([](Launch* l) {
+    l->add_arg_runs(2 * 20);
+    l->add_arg_deltas(0);
+    l->add_arg_deltas(1);
+  });
+  refused([](Launch* l) {
+    l->set_outputs_first(1);
+    l->set_outputs_count(limits::kLaunchOutputsRangeMax + 1);
+  });
   refused([](Launch* l) {
     l->add_arg_runs(2 * 20);
     l->add_arg_deltas(0);

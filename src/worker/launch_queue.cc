@@ -11,7 +11,9 @@
 namespace landbridge {
 namespace {
 
-bool IsHostKind(const std::string& memory_kind) { return memory_kind == "pinned_host" || memory_kind == "unpinned_host"; }
+bool IsHostKind(const std::string& memory_kind) {
+  return memory_kind == "pinned_host" || memory_kind == "unpinned_host";
+}
 
 bool SaneBytes(int64_t bytes) { return bytes >= 0 && bytes <= limits::kArrayBytesMax; }
 
@@ -47,7 +49,8 @@ absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) {
   if (span.shards_size() != op.devices_size()) return wrong("does not say which devices are here");
   for (int d = 0; d < span.shards_size(); ++d) {
     const bool ascends = d == 0 || span.shards(d) > span.shards(d - 1);
-    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices())) return wrong("names its devices wrongly");
+    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices()))
+      return wrong("names its devices wrongly");
   }
   if (span.worker_of_device_size() != info.num_devices()) return wrong("does not say where all its devices are");
   for (uint32_t worker : span.worker_of_device()) {
@@ -95,12 +98,15 @@ absl::Status LaunchQueue::CheckLoad(const LoadExecutable& load, uint32_t devices
         absl::StrCat("executable for ", info.num_devices(), " devices given ", load.devices_size()));
   }
   for (const TensorInfo& tensor : info.parameters()) {
-    if (!SaneBytes(tensor.device_bytes())) return absl::InvalidArgumentError("executable with a parameter of impossible size");
+    if (!SaneBytes(tensor.device_bytes()))
+      return absl::InvalidArgumentError("executable with a parameter of impossible size");
   }
   for (const TensorInfo& tensor : info.outputs()) {
-    if (!SaneBytes(tensor.device_bytes())) return absl::InvalidArgumentError("executable with an output of impossible size");
+    if (!SaneBytes(tensor.device_bytes()))
+      return absl::InvalidArgumentError("executable with an output of impossible size");
   }
-  if (!SaneBytes(info.temp_bytes_per_device())) return absl::InvalidArgumentError("executable with impossible scratch memory");
+  if (!SaneBytes(info.temp_bytes_per_device()))
+    return absl::InvalidArgumentError("executable with impossible scratch memory");
   return absl::OkStatus();
 }
 
@@ -240,8 +246,8 @@ absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffe
   inputs->reserve(static_cast<size_t>(op.args_size() * devices));
   for (const LaunchArg& arg : op.args()) {
     for (int d = 0; d < devices; ++d) {
-      const BufferRef ref = arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)}
-                                                   : RefFromProto(arg.shards(d));
+      const BufferRef ref =
+          arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)} : RefFromProto(arg.shards(d));
       Buffer* buffer = context_->buffers.Find(ref);
       if (buffer == nullptr || buffer->delete_requested) {
         return absl::InvalidArgumentError(
@@ -312,9 +318,9 @@ void LaunchQueue::CreateOutputs(Node& node) {
     const TensorInfo& tensor = info.outputs(o);
     const bool host = IsHostKind(tensor.memory_kind());
     for (size_t d = 0; d < node.devices.size(); ++d) {
-      Buffer* buffer = context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), ShardOf(*node.op, static_cast<int>(d))},
-                                                PoolId{node.devices[d], host}, tensor.device_bytes(), node.session,
-                                                node.ticket);
+      Buffer* buffer =
+          context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), ShardOf(*node.op, static_cast<int>(d))},
+                                   PoolId{node.devices[d], host}, tensor.device_bytes(), node.session, node.ticket);
       buffer->can_fail_alone = info.can_fail_on_one_shard();
       context_->buffers.Pin(*buffer);
       node.outputs.push_back(buffer);
@@ -343,8 +349,7 @@ PoisonPtr LaunchQueue::TakeInputs(Node& node) {
       case BufferState::kPoisoned:
         if (poison == nullptr) poison = buffer->poison;
         break;
-      case BufferState::kResident:
-        break;
+      case BufferState::kResident: break;
       case BufferState::kEnqueued:
         if (IsUsable(node, *buffer)) {
           buffers.AddWaiter(*buffer, Waiter{WaiterKind::kLaunchPoison, node.self});
@@ -383,7 +388,8 @@ void LaunchQueue::ComputeNeeds(Node& node) const {
   for (const MemoryNeeds::Need& need : outputs.all()) {
     node.memory.Add(need.pool, need.bytes - std::min(need.bytes, given.BytesOf(need.pool)));
   }
-  for (uint32_t device : node.devices) node.memory.Add(PoolId{device, false}, node.program->info.temp_bytes_per_device());
+  for (uint32_t device : node.devices)
+    node.memory.Add(PoolId{device, false}, node.program->info.temp_bytes_per_device());
 }
 
 void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
@@ -516,12 +522,8 @@ void LaunchQueue::OnWake(const BufferTable::Wake& wake, TimeNs now) {
   Node* node = launches_.Get(wake.who.handle);
   if (node == nullptr || node->stage == Stage::kPlaced || node->stage == Stage::kDone) return;
   switch (wake.event) {
-    case BufferTable::Event::kMayTake:
-      --node->donations_missing;
-      break;
-    case BufferTable::Event::kUsable:
-      --node->inputs_missing;
-      break;
+    case BufferTable::Event::kMayTake: --node->donations_missing; break;
+    case BufferTable::Event::kUsable: --node->inputs_missing; break;
     case BufferTable::Event::kDoubtful:
       ++node->inputs_missing;
       if (node->stage == Stage::kCandidate) {
@@ -530,9 +532,7 @@ void LaunchQueue::OnWake(const BufferTable::Wake& wake, TimeNs now) {
         place_again_ = true;
       }
       return;
-    case BufferTable::Event::kPoisoned:
-      Drop(*node, wake.poison);
-      return;
+    case BufferTable::Event::kPoisoned: Drop(*node, wake.poison); return;
   }
   CheckRunnable(*node, now);
 }
@@ -721,9 +721,8 @@ bool LaunchQueue::Advance(TimeNs now) {
     const SlabHandle oldest = in_order_[device].front();
     Node& node = *launches_.Get(oldest);
     if (node.stage != Stage::kDone) continue;
-    const bool first_everywhere = std::all_of(node.devices.begin(), node.devices.end(), [&](uint32_t d) {
-      return in_order_[d].front() == oldest;
-    });
+    const bool first_everywhere = std::all_of(node.devices.begin(), node.devices.end(),
+                                              [&](uint32_t d) { return in_order_[d].front() == oldest; });
     if (!first_everywhere) continue;  // the one before it will lead here again
     for (uint32_t d : node.devices) {
       in_order_[d].pop_front();

@@ -50,7 +50,7 @@ class LaunchQueue {
   size_t executables() const { return programs_.size(); }
   size_t running() const { return running_; }
   bool AnyQueued() const { return launches_.size() > placed_; }
-  bool AnyHurried() const { return hurried_ > 0; }   // handed over, and somebody waits for the end
+  bool AnyHurried() const { return hurried_ > 0; }  // handed over, and somebody waits for the end
   bool AnyRunningOn(uint32_t device) const { return !in_order_[device].empty(); }
   uint64_t epoch() const { return sequencer_.epoch(); }
   uint64_t done_through() const { return sequencer_.done_through(); }
@@ -59,19 +59,19 @@ class LaunchQueue {
   int activations_peak(uint32_t device) const { return sequencer_.activations_peak(device); }
 
   void Explain(TimeNs now, nlohmann::json* out) const;
-  void Graph(nlohmann::json* out) const;         // graph_json.cc
+  void Graph(nlohmann::json* out) const;  // graph_json.cc
 
  private:
   struct Program {
     ExecutableId id;
     ExecutableInfo info;
-    std::vector<uint32_t> devices;     // empty: any one
+    std::vector<uint32_t> devices;  // empty: any one
     bool loaded = false;
-    absl::Status failed;               // the load's error
+    absl::Status failed;  // the load's error
     bool unload_requested = false;
-    size_t queued = 0;                 // launches that are not handed over
-    std::vector<SlabHandle> waiting;   // launches that wait for the load
-    DurationNs run_estimate = 0;       // 0: none yet
+    size_t queued = 0;                // launches that are not handed over
+    std::vector<SlabHandle> waiting;  // launches that wait for the load
+    DurationNs run_estimate = 0;      // 0: none yet
     LaunchBase launch_base;
   };
   enum class Stage : uint8_t { kWaiting, kCandidate, kPlaced, kDone };
@@ -87,12 +87,12 @@ class LaunchQueue {
     int donations_missing = 0;
     MemoryNeeds memory;
     absl::InlinedVector<uint32_t, 4> devices;
-    absl::InlinedVector<Buffer*, 8> inputs;    // [parameter][logical device]
-    absl::InlinedVector<Buffer*, 8> outputs;   // [output][logical device]
+    absl::InlinedVector<Buffer*, 8> inputs;   // [parameter][logical device]
+    absl::InlinedVector<Buffer*, 8> outputs;  // [output][logical device]
     absl::InlinedVector<Buffer*, 4> donated;
     TimeNs arrived = 0, ready_since = 0;
     uint64_t place = 0;
-    absl::Status result;                       // kDone
+    absl::Status result;  // kDone
   };
 
   static absl::Status CheckLoad(const LoadExecutable& load, uint32_t devices);
@@ -111,14 +111,14 @@ class LaunchQueue {
   void CheckRunnable(Node& node, TimeNs now);
   Candidate MakeCandidate(const Node& node) const;
   void JoinSpans(const Node& node);
-  void LeaveUnplaced(const Launch& op);     // it has its place, or never will
+  void LeaveUnplaced(const Launch& op);  // it has its place, or never will
   void NeverPlaced(const Node& node);
-  void RenewCandidates(const Program& program);     // its run time is known now
+  void RenewCandidates(const Program& program);  // its run time is known now
   void HandOver(Node& node, uint64_t place);
-  void Drop(Node& node, const PoisonPtr& why);      // not handed over: poison, release, forget
-  void End(Node& node);                             // handed over and done, all before it too
-  void LeaveProgram(Program& program);              // one queued launch less
-  void MaybeUnload(Program& program);               // may forget it
+  void Drop(Node& node, const PoisonPtr& why);  // not handed over: poison, release, forget
+  void End(Node& node);                         // handed over and done, all before it too
+  void LeaveProgram(Program& program);          // one queued launch less
+  void MaybeUnload(Program& program);           // may forget it
   void ExplainNode(const Node& node, TimeNs now, nlohmann::json* out) const;
   nlohmann::json GraphOf(const Node& node) const;
 
@@ -128,12 +128,12 @@ class LaunchQueue {
   absl::flat_hash_map<ExecutableId, std::unique_ptr<Program>> programs_;
   Slab<Node> launches_;
   absl::flat_hash_map<Ticket, SlabHandle> by_ticket_;
-  std::vector<std::deque<SlabHandle>> in_order_;    // per device: handed over and not ended, as in the log
+  std::vector<std::deque<SlabHandle>> in_order_;  // per device: handed over and not ended, as in the log
   std::vector<uint32_t> queued_on_;
-  std::vector<uint32_t> look_at_;                   // devices whose oldest launch may have ended
-  size_t placed_ = 0;                               // handed over and not ended
-  size_t hurried_ = 0;                              // of those
-  size_t running_ = 0;                              // handed over, and the shell has not said that it is done
+  std::vector<uint32_t> look_at_;  // devices whose oldest launch may have ended
+  size_t placed_ = 0;              // handed over and not ended
+  size_t hurried_ = 0;             // of those
+  size_t running_ = 0;             // handed over, and the shell has not said that it is done
   bool place_again_ = false;
 };
 

@@ -19,10 +19,10 @@ namespace landbridge {
 
 // How a launch's part leaves a worker.
 enum class PartEnd : uint8_t {
-  kGood,      // it ran; what it made may be used
-  kDropped,   // it never ran and never will
-  kFailed,    // it ran and failed by itself
-  kSpoilt,    // it ran, but was withdrawn meanwhile
+  kGood,     // it ran; what it made may be used
+  kDropped,  // it never ran and never will
+  kFailed,   // it ran and failed by itself
+  kSpoilt,   // it ran, but was withdrawn meanwhile
 };
 
 // Records what to do. Never calls back.
@@ -75,7 +75,7 @@ class LogFollower {
     std::vector<After> after;
     Stage stage = Stage::kWaiting;
     bool bad_input = false;
-    bool spoilt = false;             // was to finish on stand-ins: whatever follows, it is not good
+    bool spoilt = false;  // was to finish on stand-ins: whatever follows, it is not good
     bool aborted = false;
     bool run_ok = false;
     DurationNs run_ns = 0;
@@ -102,7 +102,7 @@ class LogFollower {
   OrderSink* const order_;
   FollowerSink* const sink_;
   uint64_t epoch_ = 0;
-  uint64_t round_ = 0;                        // the latest of questions
+  uint64_t round_ = 0;  // the latest of questions
   Ticket horizon_;
   uint64_t first_place_ = 1;
   uint64_t g_before_ = 0;
@@ -112,7 +112,7 @@ class LogFollower {
   absl::btree_map<Ticket, Left> left_;
   absl::btree_map<Ticket, LaunchVerdict> verdicts_;
   absl::btree_set<Ticket> frozen_;
-  std::map<uint32_t, std::deque<Ticket>> queues_;   // per device: placed and not handed over
+  std::map<uint32_t, std::deque<Ticket>> queues_;  // per device: placed and not handed over
   std::vector<uint32_t> look_at_;
 };
 

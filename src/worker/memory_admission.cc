@@ -110,9 +110,10 @@ MemoryAdmission::Figures MemoryAdmission::figures(PoolId id) const {
 
 absl::Status MemoryAdmission::DoesNotFit(PoolId id, Key key, int64_t bytes) const {
   const Figures f = figures(id);
-  return absl::ResourceExhaustedError(absl::StrCat(
-      key.ticket.ToString(), " needs ", bytes, " bytes on ", id.ToString(), ": ", f.used, " of ", f.limit,
-      " bytes are in use, and no earlier work or delete will free enough. Delete or donate arrays, or use smaller ones."));
+  return absl::ResourceExhaustedError(absl::StrCat(key.ticket.ToString(), " needs ", bytes, " bytes on ", id.ToString(),
+                                                   ": ", f.used, " of ", f.limit,
+                                                   " bytes are in use, and no earlier work or delete will free enough. "
+                                                   "Delete or donate arrays, or use smaller ones."));
 }
 
 }  // namespace landbridge

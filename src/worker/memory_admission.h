@@ -33,13 +33,13 @@ class MemoryAdmission {
  public:
   struct Key {
     Ticket ticket;
-    uint32_t part = 0;           // of a node whose parts reserve one by one
+    uint32_t part = 0;  // of a node whose parts reserve one by one
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   struct Figures {
     int64_t used = 0, limit = 0, peak = 0;
   };
-  struct Blocked {               // the oldest request of a pool, which does not fit now
+  struct Blocked {  // the oldest request of a pool, which does not fit now
     PoolId pool;
     Key key;
     Waiter who;
@@ -58,9 +58,9 @@ class MemoryAdmission {
 
   // kWaits: NextGranted will return `who`, once. Needs of 0 are always reserved at once.
   Answer Ask(PoolId pool, Key key, Waiter who, int64_t bytes);
-  void Withdraw(PoolId pool, Key key);            // of a request that waits
+  void Withdraw(PoolId pool, Key key);  // of a request that waits
   void Release(PoolId pool, int64_t bytes);
-  void Grow(PoolId pool, int64_t bytes);          // unconditionally: what was promised otherwise before
+  void Grow(PoolId pool, int64_t bytes);  // unconditionally: what was promised otherwise before
   // Reserves for the next request that fits and is its pool's oldest.
   std::optional<Granted> NextGranted();
   std::vector<Blocked> BlockedHeads() const;
@@ -78,7 +78,7 @@ class MemoryAdmission {
   struct Pool {
     int64_t used = 0, limit = std::numeric_limits<int64_t>::max(), peak = 0;
     absl::btree_map<Key, Request> waiting;
-    bool dirty = false;          // a request may fit since the last look
+    bool dirty = false;  // a request may fit since the last look
   };
 
   size_t Index(PoolId pool) const { return size_t{2} * pool.device + (pool.host ? 1 : 0); }

@@ -29,8 +29,9 @@ void Observers::OnRead(Read op, TimeNs now) {
   Buffer* buffer = context_->buffers.Find(ref);
   if (buffer == nullptr || buffer->delete_requested || buffer->donor.kind != WaiterKind::kNone) {
     ++context_->anomalies;
-    Answer(id, StatusToProto(absl::InvalidArgumentError(
-                   absl::StrCat("read of ", ref.ToString(), ", which was deleted, donated or never made here"))),
+    Answer(id,
+           StatusToProto(absl::InvalidArgumentError(
+               absl::StrCat("read of ", ref.ToString(), ", which was deleted, donated or never made here"))),
            "", false);
     return;
   }

@@ -35,23 +35,23 @@ class Observers {
   struct ReadNode {
     SlabHandle self;
     Read op;
-    Buffer* buffer = nullptr;     // pinned until the shell needs it no more
+    Buffer* buffer = nullptr;  // pinned until the shell needs it no more
     bool started = false;
-    bool done = false;            // OnReadDone came
-    bool stopping = false;        // StopRead was sent
+    bool done = false;      // OnReadDone came
+    bool stopping = false;  // StopRead was sent
     TimeNs arrived = 0;
   };
   struct WatchNode {
     SlabHandle self;
     uint64_t id = 0;
     size_t missing = 0;
-    PoisonPtr poison;             // the first one seen
+    PoisonPtr poison;  // the first one seen
     TimeNs arrived = 0;
   };
 
   void Start(ReadNode& node);
   void LetGo(ReadNode& node);
-  void Stop(ReadNode& node);      // nobody wants it any more; may erase
+  void Stop(ReadNode& node);  // nobody wants it any more; may erase
   void Erase(ReadNode& node);
   void Answer(uint64_t read, const StatusProto& status, std::string data, bool published);
   void AnswerWatch(uint64_t watch, const Poison* poison);

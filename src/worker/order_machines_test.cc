@@ -352,7 +352,7 @@ TEST_F(SliceSequencerTest, ReportsSpanningLaunchesOnReportedOnes) {  // [1]
   MakeAble(Facts(1, {0}, {0}, 2));
   MakeAble(Facts(2, {0}, {0}, 2), {{Ticket(1), true}});
   MakeAble(Facts(3, {0}, {0}, 2), {{Ticket(2), false}});
-  MakeAble(Facts(4, {0}), {{Ticket(1), false}});      // local: waits for the log
+  MakeAble(Facts(4, {0}), {{Ticket(1), false}});  // local: waits for the log
   MakeAble(Facts(5, {0}, {0}, 2), {{Ticket(4), true}});
   EXPECT_THAT(Reported(), ElementsAre("1", "2 needs 1", "3 after 2"));
   Committed(1, 1, 0);

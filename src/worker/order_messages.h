@@ -21,15 +21,15 @@ namespace landbridge {
 // Something that must be in the log before a launch is.
 struct After {
   Ticket ticket;
-  bool data = false;   // it makes an input; else it reads what the launch donates, and may be withdrawn as well
+  bool data = false;  // it makes an input; else it reads what the launch donates, and may be withdrawn as well
   friend bool operator==(const After&, const After&) = default;
 };
 
 // Of one launch, as far as one slice is concerned.
 struct LaunchFacts {
-  Candidate candidate;               // `devices`: all of the slice that it runs on
-  std::vector<uint32_t> members;     // ascending: workers of the slice that have a part of it
-  std::vector<SliceId> slices;       // ascending; more than one: the spanner decides
+  Candidate candidate;            // `devices`: all of the slice that it runs on
+  std::vector<uint32_t> members;  // ascending: workers of the slice that have a part of it
+  std::vector<SliceId> slices;    // ascending; more than one: the spanner decides
   bool spans() const { return slices.size() > 1; }
 };
 
@@ -38,15 +38,15 @@ struct LaunchFacts {
 struct OrderEntry {
   enum class Kind : uint8_t {
     kLaunch,
-    kVoid,       // uses up its G
-    kVerdict,    // on a launch that may lie before it, or nowhere
+    kVoid,     // uses up its G
+    kVerdict,  // on a launch that may lie before it, or nowhere
   };
-  uint64_t place = 0;                // 1, 2, ...; goes on from epoch to epoch
+  uint64_t place = 0;  // 1, 2, ...; goes on from epoch to epoch
   Kind kind = Kind::kLaunch;
   Ticket ticket;
-  uint64_t g = 0;                    // kLaunch: 0 if it does not span slices
-  LaunchVerdict verdict;             // kVerdict
-  std::vector<uint32_t> devices;     // kLaunch
+  uint64_t g = 0;                 // kLaunch: 0 if it does not span slices
+  LaunchVerdict verdict;          // kVerdict
+  std::vector<uint32_t> devices;  // kLaunch
   std::vector<uint32_t> members;
   std::vector<SliceId> slices;
 };
@@ -72,17 +72,17 @@ struct FreezeAnswer {
   uint64_t epoch = 0;
   uint32_t member = 0;
   uint64_t round = 0;
-  std::vector<PartAnswer> parts;     // of the launches that were asked for and have a part here
+  std::vector<PartAnswer> parts;  // of the launches that were asked for and have a part here
 };
 // Answers NewWriter: the log as far as it is here, and what would have been told to the old writer.
 struct Tail {
   uint64_t epoch = 0;
   uint32_t member = 0;
-  uint64_t first_place = 1;          // of `entries`; those before are over everywhere
-  uint64_t g_before = 0;             // highest G among those
+  uint64_t first_place = 1;  // of `entries`; those before are over everywhere
+  uint64_t g_before = 0;     // highest G among those
   std::vector<OrderEntry> entries;
   std::vector<PartOver> over;
-  std::vector<Able> able;            // not in the log
+  std::vector<Able> able;  // not in the log
 };
 
 // --- Sequencer -> member.
@@ -92,9 +92,9 @@ struct NewWriter {
 };
 struct Append {
   uint64_t epoch = 0;
-  Ticket horizon;                    // launches below it are over everywhere
-  uint64_t first_place = 1;          // entries before it are over everywhere, and forgotten
-  uint64_t g_before = 0;             // highest G among those
+  Ticket horizon;            // launches below it are over everywhere
+  uint64_t first_place = 1;  // entries before it are over everywhere, and forgotten
+  uint64_t g_before = 0;     // highest G among those
   std::vector<OrderEntry> entries;
 };
 struct FreezeParts {
@@ -111,7 +111,7 @@ struct Ready {
   uint64_t spanner_epoch = 0;
   Ticket ticket;
   std::vector<SliceId> slices;
-  std::vector<After> after;          // spanning launches that are reported and not placed
+  std::vector<After> after;  // spanning launches that are reported and not placed
 };
 struct WithdrawnAt {
   SliceId slice;
@@ -136,10 +136,10 @@ struct SliceReport {
   SliceId slice;
   uint64_t epoch = 0;
   uint64_t spanner_epoch = 0;
-  uint64_t g_tail = 0;               // highest in the log, as a launch or void
-  uint64_t g_seen = 0;               // highest of all that ever arrived
+  uint64_t g_tail = 0;  // highest in the log, as a launch or void
+  uint64_t g_seen = 0;  // highest of all that ever arrived
   Ticket horizon;
-  std::vector<Placed> placed;        // at or above the horizon
+  std::vector<Placed> placed;  // at or above the horizon
   std::vector<Ticket> withdrawn;
 };
 
@@ -153,10 +153,10 @@ struct NewSpanner {
 
 struct Commit {
   uint64_t spanner_epoch = 0;
-  uint64_t epoch = 0;                // of the slice's writer
+  uint64_t epoch = 0;  // of the slice's writer
   Ticket ticket;
   uint64_t g = 0;
-  uint64_t previous_g = 0;           // the one before it on this slice; 0: none
+  uint64_t previous_g = 0;  // the one before it on this slice; 0: none
 };
 
 // --- Sequencer -> coordinator. All members of the slice that are alive have answered.

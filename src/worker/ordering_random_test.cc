@@ -14,10 +14,10 @@ namespace {
 
 struct Mix {
   double spanning = 0.5;
-  double cancel = 0;        // per launch
+  double cancel = 0;  // per launch
   double fail = 0;
   int losses = 0;
-  int moves = 0;            // of sequencers and of the spanner, without a loss
+  int moves = 0;  // of sequencers and of the spanner, without a loss
   double duplicates = 0;
   int64_t memory = 3;
   uint32_t members = 2;

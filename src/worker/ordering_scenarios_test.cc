@@ -6,7 +6,7 @@
 namespace landbridge::ordering {
 namespace {
 
-constexpr At kA{0, 0}, kB{1, 0}, kB2{1, 1};   // slice 0; slice 1 on two workers
+constexpr At kA{0, 0}, kB{1, 0}, kB2{1, 1};  // slice 0; slice 1 on two workers
 
 // Deterministic: every message takes as long.
 WorldOptions Steady(uint32_t members = 2) {
@@ -164,7 +164,7 @@ TEST(OrderingScenario, NothingMadeByAHeldLaunchIsUsed) {  // [5]
   world.Run(world.now() + kMillisecond);
   const uint64_t consumer = world.Issue(With(On({kA}), half.launch, kA, kA));
   world.Run(world.now() + kMillisecond);
-  EXPECT_EQ(world.Log(0), "1 2");  // it has its place ...
+  EXPECT_EQ(world.Log(0), "1 2");                  // it has its place ...
   EXPECT_EQ(world.HowFar(consumer, 0), Ran::kNo);  // ... and does not start
   world.Open(1, -1);
   world.Open(0, 1);
@@ -258,7 +258,7 @@ TEST(OrderingScenario, AGangThatLostAMemberIsAborted) {
   world.Kill(1);
   ASSERT_TRUE(world.Run()) << world.violation();
   EXPECT_EQ(world.Fate(launch), "sl");
-  EXPECT_EQ(world.Fate(behind), "s");   // its input never comes: aborted too
+  EXPECT_EQ(world.Fate(behind), "s");  // its input never comes: aborted too
   EXPECT_EQ(world.Fate(other), "g");
   EXPECT_EQ(world.seen().aborts, 2);
 }
@@ -304,11 +304,11 @@ TEST(OrderingScenario, ANewSpannerGoesOnAboveWhatAnySliceHasSeen) {  // [9]
   World& world = half.world;
   world.MoveSpanner(1);
   world.Run(world.now() + kMillisecond);
-  world.Open(0, 1);   // the old spanner's Commit comes first, and is refused
+  world.Open(0, 1);  // the old spanner's Commit comes first, and is refused
   const uint64_t next = world.Issue(On({kA, kB}));
   ASSERT_TRUE(world.Run()) << world.violation();
   EXPECT_EQ(world.Log(0), "1 2");
-  EXPECT_EQ(world.Log(1), "1 2");   // the new one has repeated it
+  EXPECT_EQ(world.Log(1), "1 2");  // the new one has repeated it
   EXPECT_EQ(world.G(half.launch), 1u);
   EXPECT_EQ(world.G(next), 2u);
   EXPECT_EQ(world.Fate(next), "gg");
@@ -323,7 +323,7 @@ TEST(OrderingScenario, AnOpenQuestionSurvivesTheSequencer) {  // [9]
   world.Run(world.now() + kMillisecond);
   world.Cancel({launch});
   world.Run(world.now() + 200 * kMicrosecond);
-  EXPECT_FALSE(world.Over(launch));   // slice 1 cannot answer for its other worker
+  EXPECT_FALSE(world.Over(launch));  // slice 1 cannot answer for its other worker
   world.Kill(2);
   ASSERT_TRUE(world.Run()) << world.violation();
   EXPECT_EQ(world.Fate(launch), "ss");

@@ -218,9 +218,8 @@ void World::OnLeftReport(int worker, uint64_t ticket, PartEnd end) {
 
 void World::CheckOver(uint64_t ticket) {
   LaunchState& launch = launches_.at(ticket);
-  launch.over = std::all_of(launch.parts.begin(), launch.parts.end(), [](const auto& part) {
-    return part.second.lost || part.second.end.has_value();
-  });
+  launch.over = std::all_of(launch.parts.begin(), launch.parts.end(),
+                            [](const auto& part) { return part.second.lost || part.second.end.has_value(); });
 }
 
 void World::MoveHorizon() {

@@ -41,15 +41,15 @@ struct Spec {
   struct Input {
     uint64_t producer = 0;
     At from, to;
-    bool donate = false;             // only with from == to
+    bool donate = false;  // only with from == to
     bool same_device() const { return from == to; }
   };
   std::vector<At> devices;
   std::vector<Input> inputs;
   uint64_t session = 1;
-  bool collective = true;            // no part ends before all have started
+  bool collective = true;  // no part ends before all have started
   bool side_effects = false;
-  bool fails = false;                // can fail, and does; then its consumers wait for its end
+  bool fails = false;  // can fail, and does; then its consumers wait for its end
   bool stand_ins = true;
   DurationNs run = 100 * kMicrosecond;
 };
@@ -57,26 +57,25 @@ struct Spec {
 struct WorldOptions {
   uint64_t seed = 1;
   int slices = 2;
-  uint32_t members = 2;              // workers per slice
-  uint32_t devices = 1;              // per worker
-  int64_t memory = 4;                // launches per device
+  uint32_t members = 2;  // workers per slice
+  uint32_t devices = 1;  // per worker
+  int64_t memory = 4;    // launches per device
   DurationNs message_min = 1 * kMicrosecond;
   DurationNs message_max = 200 * kMicrosecond;
   double duplicates = 0;
-  DurationNs detect = 500 * kMicrosecond;   // from a loss to the controller's knowing of it
+  DurationNs detect = 500 * kMicrosecond;  // from a loss to the controller's knowing of it
   // Test doubles: a worker that leaves a rule out.
-  bool forget_spanning_readers = false;     // [1]
-  bool memory_as_it_comes = false;          // [2]
-  bool side_effects_early = false;          // [6]
-  bool keep_readers_of_dropped = false;     // [8]
+  bool forget_spanning_readers = false;  // [1]
+  bool memory_as_it_comes = false;       // [2]
+  bool side_effects_early = false;       // [6]
+  bool keep_readers_of_dropped = false;  // [8]
 };
 
 enum class Ran : uint8_t { kNo, kStarted, kRunning, kEnded };
 
 class World : private ctl::WithdrawalSink {
  public:
-  explicit World(WorldOptions options)
-      : options_(options), random_(options.seed * 2 + 1), withdrawals_(kSecond, this) {
+  explicit World(WorldOptions options) : options_(options), random_(options.seed * 2 + 1), withdrawals_(kSecond, this) {
     for (int s = 0; s < options_.slices; ++s) {
       for (uint32_t m = 0; m < options_.members; ++m) workers_.push_back(std::make_unique<Worker>(this, s, m));
       leader_.push_back(-1);
@@ -193,15 +192,18 @@ class World : private ctl::WithdrawalSink {
   };
   struct LaunchState {
     Spec spec;
-    std::map<int, LaunchPart> parts;   // by worker
+    std::map<int, LaunchPart> parts;  // by worker
     bool over = false;
-    bool poisoned = false;             // as far as the controller knows
-    bool tainted = false;              // a collective one: some part ran on something bad
+    bool poisoned = false;  // as far as the controller knows
+    bool tainted = false;   // a collective one: some part ran on something bad
   };
 
   struct Worker : OrderSink, FollowerSink {
     Worker(World* w, int s, uint32_t m)
-        : world(w), slice(s), member(m), id(s * static_cast<int>(w->options_.members) + static_cast<int>(m)),
+        : world(w),
+          slice(s),
+          member(m),
+          id(s * static_cast<int>(w->options_.members) + static_cast<int>(m)),
           follower(SliceId(s), m, this, this),
           memory(std::vector<int64_t>(w->options_.devices, w->options_.memory), {}),
           queues(w->options_.devices) {}
@@ -241,8 +243,8 @@ class World : private ctl::WithdrawalSink {
     std::unique_ptr<Spanner> spanner;
     std::vector<std::pair<int, OrderMessage>> for_spanner_to_come;
     int leader_at = -1, spanner_at = -1;
-    std::map<int, std::pair<uint64_t, int>> reporter_of;   // slice -> epoch, worker that reported last
-    std::deque<std::function<void()>> todo;  // what follows from what the follower said
+    std::map<int, std::pair<uint64_t, int>> reporter_of;  // slice -> epoch, worker that reported last
+    std::deque<std::function<void()>> todo;               // what follows from what the follower said
 
     // The least of a worker.
     struct Input {
@@ -252,7 +254,7 @@ class World : private ctl::WithdrawalSink {
     };
     struct Part {
       std::vector<Input> inputs;
-      std::vector<uint32_t> devices;         // local
+      std::vector<uint32_t> devices;  // local
       int memory_missing = 0;
       std::set<uint32_t> memory_held, memory_asked;
       bool able = false, bad = false;
@@ -260,24 +262,24 @@ class World : private ctl::WithdrawalSink {
     struct BufferAt {
       bool known = false, good = false, bad = false, consumed = false;
       bool can_fail = false;
-      std::vector<uint64_t> readers;         // not left, ascending
-      int transfers = 0;                     // open
+      std::vector<uint64_t> readers;  // not left, ascending
+      int transfers = 0;              // open
     };
     MemoryAdmission memory;
     std::map<uint64_t, Part> parts;
-    std::map<std::pair<uint64_t, uint32_t>, BufferAt> buffers;     // (launch, device of the slice)
-    std::map<std::pair<uint64_t, size_t>, bool> arrived;           // (launch, input): good
+    std::map<std::pair<uint64_t, uint32_t>, BufferAt> buffers;  // (launch, device of the slice)
+    std::map<std::pair<uint64_t, size_t>, bool> arrived;        // (launch, input): good
     struct Pin {
       uint64_t producer;
       uint32_t device;
       int to;
     };
-    std::map<std::pair<uint64_t, size_t>, Pin> pins;               // (consumer, input)
+    std::map<std::pair<uint64_t, size_t>, Pin> pins;  // (consumer, input)
     std::set<std::pair<uint64_t, size_t>> acknowledged;
     std::set<int> lost_peers;
-    std::map<uint32_t, int64_t> used;                              // without MemoryAdmission
-    std::vector<std::deque<uint64_t>> queues;                      // per device: handed over, not ended
-    std::map<uint32_t, uint64_t> last_started;                     // device -> place
+    std::map<uint32_t, int64_t> used;           // without MemoryAdmission
+    std::vector<std::deque<uint64_t>> queues;   // per device: handed over, not ended
+    std::map<uint32_t, uint64_t> last_started;  // device -> place
     uint64_t checked_through = 0;
   };
 

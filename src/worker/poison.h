@@ -14,9 +14,9 @@
 namespace landbridge {
 
 struct Poison {
-  absl::Status status;         // never OK
-  Ticket root;                 // the launch or transfer that failed first
-  uint64_t user_context = 0;   // of the request that made it
+  absl::Status status;        // never OK
+  Ticket root;                // the launch or transfer that failed first
+  uint64_t user_context = 0;  // of the request that made it
 };
 using PoisonPtr = std::shared_ptr<const Poison>;
 

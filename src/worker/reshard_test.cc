@@ -141,8 +141,8 @@ TEST_F(ReshardOpsTest, CopiesWaitForTheShardThatComesFromElsewhere) {
   ReshardPlanRef known;
   known.set_id(5);
   uint32_t passed_on = 0;
-  const ReshardPlan all = *PlanReshard({8}, *Rows({0, 1}), *Everywhere({2, 3, 4}),
-                                       [](DeviceId d) { return Place(d).at; });
+  const ReshardPlan all =
+      *PlanReshard({8}, *Rows({0, 1}), *Everywhere({2, 3, 4}), [](DeviceId d) { return Place(d).at; });
   while (!all.edges[passed_on].passed_on) ++passed_on;
   EXPECT_THAT(Op(Send(3, known, passed_on, 70)), IsEmpty());
   EXPECT_THAT(MakeDone(2, 0), ElementsAre("StartMake t2/1", "StartPublish tr70"));
@@ -197,8 +197,8 @@ TEST_F(ReshardOpsTest, NonsenseIsCountedAndEnds) {
   EXPECT_THAT(Reports(), ElementsAre("TransfersDone 60 INVALID_ARGUMENT root=t2", "Progress e1 @0 t2"));
   EXPECT_THAT(Op(Send(3, unknown, 0, 61)), IsEmpty());
   const ReshardPlanRef plan = PlanFor(5, Rows({0, 1}), Rows({2, 3}), 1);
-  EXPECT_THAT(Op(Receive(4, plan, {})), IsEmpty());    // an edge is missing
-  EXPECT_THAT(Op(Send(5, plan, 0, 62)), IsEmpty());    // does not begin here
+  EXPECT_THAT(Op(Receive(4, plan, {})), IsEmpty());  // an edge is missing
+  EXPECT_THAT(Op(Send(5, plan, 0, 62)), IsEmpty());  // does not begin here
   EXPECT_EQ(core_->counts().anomalies, 4u);
   Reports();
   EXPECT_THAT(Op(Receive(6, plan, {63})), ElementsAre("StartMake t6/0", "StartMake t6/1"));

@@ -124,7 +124,7 @@ class Sequencer::Impl {
 
   struct DeviceLoad {
     int placed = 0;
-    int unknown = 0;          // of these, without an estimate
+    int unknown = 0;  // of these, without an estimate
     DurationNs estimated = 0;
   };
   struct PlacedLaunch {
@@ -229,7 +229,7 @@ class Sequencer::Impl {
   const Options options_;
   std::unique_ptr<SchedulingPolicy> policy_;
   const uint64_t epoch_;
-  std::vector<Lanes::iterator> scratch_lanes_;           // kept for their memory
+  std::vector<Lanes::iterator> scratch_lanes_;  // kept for their memory
   std::vector<const Candidate*> scratch_eligible_;
   std::vector<Lanes::iterator> blocked_gangs_;
   absl::flat_hash_map<Ticket, TimeNs> first_choice_since_;  // of gangs without room
@@ -263,8 +263,6 @@ bool Sequencer::Placed(Ticket ticket) const { return impl_->Placed(ticket); }
 uint64_t Sequencer::done_through() const { return impl_->done_through(); }
 int Sequencer::placed(uint32_t device) const { return impl_->placed(device); }
 size_t Sequencer::candidates() const { return impl_->candidates(); }
-bool Sequencer::HasRoom(const Candidate& candidate, uint32_t device) const {
-  return impl_->HasRoom(candidate, device);
-}
+bool Sequencer::HasRoom(const Candidate& candidate, uint32_t device) const { return impl_->HasRoom(candidate, device); }
 
 }  // namespace landbridge

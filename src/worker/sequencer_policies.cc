@@ -133,9 +133,8 @@ class BackwardFirstPolicy final : public SchedulingPolicy {
 
   bool Holds(const Candidate& launch, TimeNs now) override {
     return launch.phase == Phase::kForward &&
-           std::any_of(launch.devices.begin(), launch.devices.end(), [&](uint32_t device) {
-             return Spent(launch.session, device) && !Stalled(device, launch, now);
-           });
+           std::any_of(launch.devices.begin(), launch.devices.end(),
+                       [&](uint32_t device) { return Spent(launch.session, device) && !Stalled(device, launch, now); });
   }
   bool OverBudget(const Candidate& launch) const override {
     return launch.phase == Phase::kForward &&
@@ -144,9 +143,8 @@ class BackwardFirstPolicy final : public SchedulingPolicy {
   }
 
   size_t Pick(const std::vector<const Candidate*>& candidates, TimeNs) const override {
-    return Least(candidates, [](const Candidate& c) {
-      return std::make_pair(c.phase == Phase::kBackward ? 0 : 1, c.ticket);
-    });
+    return Least(candidates,
+                 [](const Candidate& c) { return std::make_pair(c.phase == Phase::kBackward ? 0 : 1, c.ticket); });
   }
 
   void OnPlaced(const Candidate& launch, TimeNs) override {

@@ -45,7 +45,7 @@ TEST(SequencerTest, PlacesNowWhatWasDecidedElsewhere) {
   Sequencer sequencer(Options(), MakeClientOrderPolicy(), 1);
   for (uint64_t ticket = 1; ticket <= 4; ++ticket) sequencer.AddCandidate(Make(ticket, {0}));
   EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1, 2));
-  EXPECT_EQ(sequencer.PlaceNow(Make(4, {0}), 0).place, 3u);   // a candidate
+  EXPECT_EQ(sequencer.PlaceNow(Make(4, {0}), 0).place, 3u);  // a candidate
   EXPECT_EQ(sequencer.PlaceNow(Make(9, {0, 1}), 0).place, 4u);
   EXPECT_EQ(sequencer.placed(0), 4);
   EXPECT_EQ(sequencer.placed(1), 1);
@@ -369,7 +369,7 @@ TEST(BackwardFirstTest, DroppedPairsDoNotCount) {
   Sequencer sequencer(Options(), MakeBackwardFirstPolicy(1, kSecond), 1);
   sequencer.AddCandidate(Pipeline(1, Phase::kForward));
   EXPECT_THAT(Tickets(sequencer.Place(0)), ElementsAre(1));
-  sequencer.OnDropped(Pipeline(2, Phase::kForward));   // a poisoned input
+  sequencer.OnDropped(Pipeline(2, Phase::kForward));  // a poisoned input
   sequencer.OnDropped(Pipeline(12, Phase::kBackward));
   sequencer.AddCandidate(Pipeline(3, Phase::kForward));
   EXPECT_THAT(sequencer.Place(0), IsEmpty());

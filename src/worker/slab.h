@@ -37,9 +37,7 @@ class Slab {
     return {SlabHandle{index, slot.generation}, &slot.value.emplace()};
   }
   // Null when it is gone.
-  T* Get(SlabHandle handle) {
-    return const_cast<T*>(static_cast<const Slab*>(this)->Get(handle));
-  }
+  T* Get(SlabHandle handle) { return const_cast<T*>(static_cast<const Slab*>(this)->Get(handle)); }
   const T* Get(SlabHandle handle) const {
     if (handle.index >= slots_.size()) return nullptr;
     const Slot& slot = slots_[handle.index];

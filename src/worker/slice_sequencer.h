@@ -32,10 +32,10 @@ class SliceSequencer {
   struct Grant {
     SliceId slice;
     uint64_t epoch = 1;
-    std::vector<uint32_t> members;           // that are alive
-    std::vector<LaunchVerdict> verdicts;     // of launches that are not over everywhere: all said so far
-    Ticket horizon;                          // launches below it are over everywhere
-    uint64_t spanner_epoch = 0;              // 0: there is no spanner yet
+    std::vector<uint32_t> members;        // that are alive
+    std::vector<LaunchVerdict> verdicts;  // of launches that are not over everywhere: all said so far
+    Ticket horizon;                       // launches below it are over everywhere
+    uint64_t spanner_epoch = 0;           // 0: there is no spanner yet
   };
   SliceSequencer(Grant grant, Sequencer::Options options, std::unique_ptr<SchedulingPolicy> policy, OrderSink* sink);
 
@@ -61,21 +61,21 @@ class SliceSequencer {
   const std::deque<OrderEntry>& log() const { return log_; }
   // For tests: what it keeps of launches that are not over everywhere, by kind.
   std::vector<size_t> remembered() const {
-    return {log_.size(), launches_.size(), placed_.size(), over_.size(), verdicts_.size(), frozen_.size(), kept_.size(),
-            waiting_on_.size()};
+    return {log_.size(),      launches_.size(), placed_.size(), over_.size(),
+            verdicts_.size(), frozen_.size(),   kept_.size(),   waiting_on_.size()};
   }
 
  private:
   struct Launch {
     LaunchFacts facts;
-    std::map<uint32_t, std::vector<After>> able;   // by member
+    std::map<uint32_t, std::vector<After>> able;  // by member
     bool candidate = false;
-    bool reported = false;                         // to the spanner
+    bool reported = false;  // to the spanner
   };
-  struct Open {                                    // a question of the coordinator
+  struct Open {  // a question of the coordinator
     uint64_t round = 0;
     std::vector<Ticket> tickets;
-    std::set<uint32_t> missing;                    // members that have not answered
+    std::set<uint32_t> missing;  // members that have not answered
     std::vector<PartAnswer> parts;
     bool answered = false;
   };
@@ -85,11 +85,11 @@ class SliceSequencer {
   bool TakeOver(const PartOver& message);
   void Activate(TimeNs now);
   void AdoptLog();
-  bool Final(Ticket ticket) const;                 // it has a verdict, and starts nowhere any more
+  bool Final(Ticket ticket) const;  // it has a verdict, and starts nowhere any more
   bool Satisfied(const After& after, uint32_t member) const;
   bool Complete(const Launch& launch) const { return launch.able.size() == launch.facts.members.size(); }
   void Evaluate(Ticket ticket);
-  void Wake(Ticket ticket);                        // it is placed, reported or withdrawn
+  void Wake(Ticket ticket);  // it is placed, reported or withdrawn
   void EvaluateAgain();
   void StopCandidate(Ticket ticket);
   void Push(OrderEntry entry);
@@ -108,27 +108,27 @@ class SliceSequencer {
   bool active_ = false;
   std::set<uint32_t> alive_;
   Ticket horizon_;
-  std::map<uint32_t, Tail> tails_;                 // until active
-  std::vector<LaunchVerdict> early_verdicts_;      // until active
+  std::map<uint32_t, Tail> tails_;             // until active
+  std::vector<LaunchVerdict> early_verdicts_;  // until active
 
   uint64_t first_place_ = 1;
-  uint64_t g_before_ = 0;                          // highest G before that
+  uint64_t g_before_ = 0;  // highest G before that
   std::deque<OrderEntry> log_;
-  std::map<uint32_t, uint64_t> sent_through_;      // per member: place
+  std::map<uint32_t, uint64_t> sent_through_;  // per member: place
 
-  std::map<Ticket, Launch> launches_;              // not in the log
+  std::map<Ticket, Launch> launches_;  // not in the log
   // Until the horizon has passed them.
-  std::map<Ticket, std::set<uint32_t>> placed_;           // in the log: members where it is not over
-  std::map<std::pair<Ticket, uint32_t>, bool> over_;      // good
+  std::map<Ticket, std::set<uint32_t>> placed_;       // in the log: members where it is not over
+  std::map<std::pair<Ticket, uint32_t>, bool> over_;  // good
   absl::btree_map<Ticket, LaunchVerdict> verdicts_;
   absl::btree_set<Ticket> frozen_;
   // Launches to look at again when something becomes of the ticket.
   absl::btree_map<Ticket, std::vector<Ticket>> waiting_on_;
-  std::deque<Ticket> again_;                       // of those: now
+  std::deque<Ticket> again_;  // of those: now
 
   uint64_t spanner_epoch_ = 0;
   uint64_t g_tail_ = 0, g_seen_ = 0;
-  std::map<uint64_t, Commit> kept_;                // by previous G, which is not here yet
+  std::map<uint64_t, Commit> kept_;  // by previous G, which is not here yet
   std::optional<Open> open_;
 };
 

@@ -40,10 +40,10 @@ class Spanner {
   struct Slice {
     uint64_t epoch = 0;
     bool reported = false;
-    uint64_t g_tail = 0;             // as reported
-    uint64_t last_sent = 0;          // G of the last Commit, or g_tail
+    uint64_t g_tail = 0;     // as reported
+    uint64_t last_sent = 0;  // G of the last Commit, or g_tail
     Ticket horizon;
-    std::vector<SliceReport::Placed> placed;   // until active
+    std::vector<SliceReport::Placed> placed;  // until active
     uint64_t g_seen = 0;
   };
   struct Launch {
@@ -66,14 +66,14 @@ class Spanner {
   OrderSink* const sink_;
   bool active_ = false;
   uint64_t last_g_ = 0;
-  Ticket horizon_;                                   // lowest of all slices
+  Ticket horizon_;  // lowest of all slices
   std::map<SliceId, Slice> slices_;
   // Until no slice can name them any more.
   std::map<Ticket, Launch> launches_;
-  absl::btree_map<uint64_t, Ticket> committed_;      // by G
+  absl::btree_map<uint64_t, Ticket> committed_;  // by G
   absl::btree_set<Ticket> withdrawn_;
   absl::btree_map<Ticket, std::vector<Ticket>> waiting_on_;
-  std::deque<Ticket> again_;                         // of those: now
+  std::deque<Ticket> again_;  // of those: now
 };
 
 }  // namespace landbridge

@@ -40,7 +40,8 @@ void Transfers::OnUpload(Upload op, TimeNs now) {
     if (pool.ok()) pools.push_back(*pool);
     if (status.ok()) status = pool.status();
     if (status.ok() && context_->buffers.Find(refs.back()) != nullptr) {
-      status = absl::InvalidArgumentError(absl::StrCat(ticket.ToString(), " makes ", refs.back().ToString(), ", which exists"));
+      status = absl::InvalidArgumentError(
+          absl::StrCat(ticket.ToString(), " makes ", refs.back().ToString(), ", which exists"));
     }
   }
   std::vector<BufferRef> sorted = refs;
@@ -56,7 +57,8 @@ void Transfers::OnUpload(Upload op, TimeNs now) {
         absl::StrCat("the controller sent more than ", limits::kWorkerNodesMax, " nodes ahead"));
   }
   if (!status.ok()) {
-    context_->CreatePoisoned(refs, ticket, SessionId(op.session()), MakePoison(status, ticket, op.user_context()), true);
+    context_->CreatePoisoned(refs, ticket, SessionId(op.session()), MakePoison(status, ticket, op.user_context()),
+                             true);
     context_->report.UploadDone(op.key());
     context_->NodeEnded(ticket);
     return;
@@ -174,7 +176,8 @@ void Transfers::OnReshardReceive(ReshardReceive op, TimeNs now) {
   // A mistake of the controller. What it was to make is not known here; whoever uses that will be told so.
   ++context_->anomalies;
   const PoisonPtr poison = MakePoison(make.status(), Ticket(op.ticket()), op.user_context());
-  for (const ReshardEdgeProto& edge : op.edges()) context_->report.TransferDone(TransferId(edge.transfer()), poison.get());
+  for (const ReshardEdgeProto& edge : op.edges())
+    context_->report.TransferDone(TransferId(edge.transfer()), poison.get());
   context_->NodeEnded(Ticket(op.ticket()));
 }
 
@@ -202,7 +205,8 @@ absl::Status Transfers::CheckPart(const MakeBuffer& spec) const {
     const BufferRef ref = RefFromProto(piece.local());
     const Buffer* source = context_->buffers.Find(ref);
     if (source == nullptr || source->delete_requested) {
-      return absl::InvalidArgumentError(absl::StrCat("takes ", ref.ToString(), ", which was deleted or never made here"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("takes ", ref.ToString(), ", which was deleted or never made here"));
     }
     if (source->donor.kind != WaiterKind::kNone) {
       return absl::InvalidArgumentError(
@@ -211,7 +215,8 @@ absl::Status Transfers::CheckPart(const MakeBuffer& spec) const {
     if (piece.donate()) {
       int uses = 0;
       for (const Piece& other : spec.pieces()) uses += other.has_local() && RefFromProto(other.local()) == ref ? 1 : 0;
-      if (uses != 1) return absl::InvalidArgumentError(absl::StrCat("donates ", ref.ToString(), " and uses it a second time"));
+      if (uses != 1)
+        return absl::InvalidArgumentError(absl::StrCat("donates ", ref.ToString(), " and uses it a second time"));
     }
   }
   return absl::OkStatus();
@@ -251,7 +256,8 @@ void Transfers::OnMake(MakeBuffers op, TimeNs now) {
     if (status.ok()) {
       target = context_->buffers.Create(ref, *PoolOf(spec.target(), context_->memory.devices()),
                                         *DeviceBytes(spec.dtype(), spec.dims()), session, ticket);
-      if (target == nullptr) status = absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
+      if (target == nullptr)
+        status = absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
     }
     if (!status.ok()) {
       const PoisonPtr poison = MakePoison(AddContext(status, ticket.ToString()), ticket, make.op->user_context());
@@ -259,7 +265,8 @@ void Transfers::OnMake(MakeBuffers op, TimeNs now) {
       for (const Piece& piece : spec.pieces()) {
         if (piece.has_remote()) PieceOver(make, piece.remote(), poison.get());
         // What it would have consumed is gone for the client.
-        Buffer* source = piece.donate() && piece.has_local() ? context_->buffers.Find(RefFromProto(piece.local())) : nullptr;
+        Buffer* source =
+            piece.donate() && piece.has_local() ? context_->buffers.Find(RefFromProto(piece.local())) : nullptr;
         if (source != nullptr && source->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*source);
       }
       continue;
@@ -277,8 +284,9 @@ void Transfers::OnMake(MakeBuffers op, TimeNs now) {
     PoisonPtr poison = TakePart(part);
     if (poison == nullptr) {
       part.memory.Add(target->pool, target->bytes);
-      const absl::Status fits = part.memory.Ask(
-          context_->memory, MemoryAdmission::Key{ticket, static_cast<uint32_t>(i)}, Waiter{WaiterKind::kMakePart, handle});
+      const absl::Status fits =
+          part.memory.Ask(context_->memory, MemoryAdmission::Key{ticket, static_cast<uint32_t>(i)},
+                          Waiter{WaiterKind::kMakePart, handle});
       if (!fits.ok()) poison = MakePoison(fits, ticket, make.op->user_context());
     }
     if (poison != nullptr) {
@@ -339,8 +347,8 @@ void Transfers::OnMakeDone(Ticket ticket, int index, const absl::Status& status)
   if (status.ok()) {
     EndPart(*part, nullptr);
   } else {
-    EndPart(*part, part->cancelled != nullptr ? part->cancelled
-                                              : MakePoison(status, ticket, part->make->op->user_context()));
+    EndPart(*part,
+            part->cancelled != nullptr ? part->cancelled : MakePoison(status, ticket, part->make->op->user_context()));
   }
   EndMakeIfDone(ticket);
 }
@@ -358,7 +366,8 @@ void Transfers::GiveUpPart(MakePart& part, const PoisonPtr& why) {
 void Transfers::EndPart(MakePart& part, const PoisonPtr& poison) {
   BufferTable& buffers = context_->buffers;
   for (Buffer* source : part.sources) {
-    if (std::find(part.donated.begin(), part.donated.end(), source) != part.donated.end()) buffers.RequestDelete(*source);
+    if (std::find(part.donated.begin(), part.donated.end(), source) != part.donated.end())
+      buffers.RequestDelete(*source);
     buffers.EndTransfer(*source);
     buffers.Unpin(*source);
   }
@@ -414,8 +423,8 @@ void Transfers::OnPublish(Publish op, TimeNs now) {
   Buffer* buffer = context_->buffers.Find(ref);
   if (buffer == nullptr || buffer->delete_requested || buffer->donor.kind != WaiterKind::kNone) {
     ++context_->anomalies;
-    FailPublish(node, absl::InvalidArgumentError(
-                          absl::StrCat(transfer.ToString(), " offers ", ref.ToString(), ", which was deleted, donated or never made here")));
+    FailPublish(node, absl::InvalidArgumentError(absl::StrCat(transfer.ToString(), " offers ", ref.ToString(),
+                                                              ", which was deleted, donated or never made here")));
     return;
   }
   if (buffer->state == BufferState::kPoisoned) {
@@ -472,8 +481,7 @@ void Transfers::StopPublish(PublishNode& node, const absl::Status& why) {
       context_->sink->StopPublish(node.transfer, why);
       ErasePublish(node);
       return;
-    case PublishStage::kStopping:
-      return;
+    case PublishStage::kStopping: return;
   }
 }
 

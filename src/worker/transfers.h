@@ -54,7 +54,7 @@ class Transfers {
   size_t running() const { return running_; }
 
   void Explain(TimeNs now, nlohmann::json* out) const;
-  void Graph(nlohmann::json* out) const;         // graph_json.cc
+  void Graph(nlohmann::json* out) const;  // graph_json.cc
 
  private:
   struct UploadNode {
@@ -64,13 +64,13 @@ class Transfers {
     std::vector<Buffer*> targets;
     MemoryNeeds memory;
     bool started = false, data_came = false;
-    std::string data;              // came before the memory did
-    PoisonPtr cancelled;           // started, and given up since
+    std::string data;     // came before the memory did
+    PoisonPtr cancelled;  // started, and given up since
     TimeNs arrived = 0;
   };
-  struct MakeOp {                  // shared by its parts
+  struct MakeOp {  // shared by its parts
     std::shared_ptr<const MakeBuffers> op;
-    std::vector<SlabHandle> parts; // by index
+    std::vector<SlabHandle> parts;             // by index
     absl::flat_hash_map<uint64_t, int> edges;  // first transfer of each -> pieces that are not over
     int unfinished = 0;
     TimeNs arrived = 0;
@@ -82,7 +82,7 @@ class Transfers {
     MakeOp* make = nullptr;
     Buffer* target = nullptr;
     absl::InlinedVector<Buffer*, 2> sources;
-    absl::InlinedVector<Buffer*, 1> donated;   // of the sources
+    absl::InlinedVector<Buffer*, 1> donated;  // of the sources
     int inputs_missing = 0, donations_missing = 0;
     MemoryNeeds memory;
     bool started = false;
@@ -96,7 +96,7 @@ class Transfers {
     Ticket ticket;
     Incarnation peer;
     Publish op;
-    Buffer* buffer = nullptr;      // null: failed, or offered from a copy since a donor took it
+    Buffer* buffer = nullptr;  // null: failed, or offered from a copy since a donor took it
     PublishStage stage = PublishStage::kWaiting;
     TimeNs arrived = 0;
   };

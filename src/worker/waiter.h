@@ -10,10 +10,10 @@ namespace landbridge {
 
 enum class WaiterKind : uint8_t {
   kNone,
-  kLaunch,       // an input of a program of one device; satisfied when enqueued or resident
-  kLaunchGang,   // an input of a program of several devices: enqueued is not enough when it can fail alone
-  kLaunchStrict, // an input of a program with side effects: needs its producer completed
-  kLaunchPoison, // an input that is there already; only wants to hear if it fails after all
+  kLaunch,        // an input of a program of one device; satisfied when enqueued or resident
+  kLaunchGang,    // an input of a program of several devices: enqueued is not enough when it can fail alone
+  kLaunchStrict,  // an input of a program with side effects: needs its producer completed
+  kLaunchPoison,  // an input that is there already; only wants to hear if it fails after all
   kMakePart,
   kUpload,
   kPublish,

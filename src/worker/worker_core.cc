@@ -117,9 +117,14 @@ class WorkerCore::Impl {
     for (uint32_t d = 0; d < context_.memory.devices(); ++d) {
       const auto device = context_.memory.figures(PoolId{d, false});
       const auto host = context_.memory.figures(PoolId{d, true});
-      pools.push_back({{"device", d}, {"bytes_in_use", device.used}, {"bytes_limit", device.limit},
-                       {"bytes_peak", device.peak}, {"host_bytes_in_use", host.used}, {"queued", launches_.queued_on(d)},
-                       {"placed", launches_.placed_on(d)}, {"activations_peak", launches_.activations_peak(d)}});
+      pools.push_back({{"device", d},
+                       {"bytes_in_use", device.used},
+                       {"bytes_limit", device.limit},
+                       {"bytes_peak", device.peak},
+                       {"host_bytes_in_use", host.used},
+                       {"queued", launches_.queued_on(d)},
+                       {"placed", launches_.placed_on(d)},
+                       {"activations_peak", launches_.activations_peak(d)}});
     }
     out["devices"] = std::move(pools);
     launches_.Explain(now, &out);
@@ -169,20 +174,13 @@ class WorkerCore::Impl {
       case WaiterKind::kLaunch:
       case WaiterKind::kLaunchGang:
       case WaiterKind::kLaunchStrict:
-      case WaiterKind::kLaunchPoison:
-        launches_.OnWake(wake, now);
-        return;
+      case WaiterKind::kLaunchPoison: launches_.OnWake(wake, now); return;
       case WaiterKind::kMakePart:
-      case WaiterKind::kPublish:
-        transfers_.OnWake(wake);
-        return;
+      case WaiterKind::kPublish: transfers_.OnWake(wake); return;
       case WaiterKind::kRead:
-      case WaiterKind::kWatch:
-        observers_.OnWake(wake);
-        return;
+      case WaiterKind::kWatch: observers_.OnWake(wake); return;
       case WaiterKind::kUpload:
-      case WaiterKind::kNone:
-        return;
+      case WaiterKind::kNone: return;
     }
   }
 
@@ -196,8 +194,8 @@ class WorkerCore::Impl {
       if (transfers_.OlderPublishWillFree(blocked.pool, blocked.key.ticket)) continue;
       bool will_free = false;
       context_.buffers.ForEach([&](const Buffer& buffer) {
-        will_free = will_free || (buffer.pool == blocked.pool && buffer.charged && buffer.running > 0 &&
-                                  buffer.delete_requested);
+        will_free = will_free ||
+                    (buffer.pool == blocked.pool && buffer.charged && buffer.running > 0 && buffer.delete_requested);
       });
       if (will_free) continue;
       if (blocked.who.kind == WaiterKind::kLaunch) {
@@ -251,8 +249,8 @@ class WorkerCore::Impl {
   }
 
   void OnUnpublish(const Unpublish& op) {
-    const absl::Status why = op.has_why() && op.why().code() != 0 ? StatusFromProto(op.why())
-                                                                  : absl::CancelledError("the transfer is over");
+    const absl::Status why =
+        op.has_why() && op.why().code() != 0 ? StatusFromProto(op.why()) : absl::CancelledError("the transfer is over");
     if (op.counts_size() != 0 && op.counts_size() != op.transfers_size()) ++context_.anomalies;
     for (int i = 0; i < op.transfers_size(); ++i) {
       const uint64_t count = i < op.counts_size() ? std::min<uint64_t>(op.counts(i), limits::kReshardPiecesMax) : 1;

@@ -48,7 +48,7 @@ class WorkerSink {
 
   // Make the targets' buffers and fill them (pull, or take `inline_data`); answer OnUploadDone once.
   virtual void StartUpload(std::shared_ptr<const Upload> upload) = 0;
-  virtual void UploadBytes(uint64_t key, std::string data) = 0;      // for StartUpload with pulled == false
+  virtual void UploadBytes(uint64_t key, std::string data) = 0;  // for StartUpload with pulled == false
   // Give up: the pull is cancelled, memory quarantined until no byte can land. OnUploadDone still comes, once.
   virtual void CancelUpload(uint64_t key, const absl::Status& why) = 0;
 
@@ -72,7 +72,7 @@ class WorkerSink {
   // calls OnReadQuiet as soon as the buffer itself is free again.
   virtual void StartRead(const Read& read, bool snapshot) = 0;
   // OnReadQuiet comes once for a read: when its buffer is free (snapshot taken, everything fetched, or stopped).
-  virtual void SnapshotRead(uint64_t read) = 0;   // an open read must let go of its buffer (a donor waits)
+  virtual void SnapshotRead(uint64_t read) = 0;  // an open read must let go of its buffer (a donor waits)
   virtual void StopRead(uint64_t read) = 0;
 
   // Drop the plugin's buffer. Never called while a node, transfer or read still needs it. Called exactly once for
@@ -86,9 +86,9 @@ class WorkerSink {
 };
 
 struct WorkerLimits {
-  std::vector<int64_t> device_bytes;            // per local device
-  std::vector<int64_t> host_bytes;              // pinned/unpinned host memory per device
-  int placed_launches_max = 16;                 // K's upper bound
+  std::vector<int64_t> device_bytes;  // per local device
+  std::vector<int64_t> host_bytes;    // pinned/unpinned host memory per device
+  int placed_launches_max = 16;       // K's upper bound
   uint64_t policy_seed = 0;
 };
 
@@ -102,7 +102,7 @@ class WorkerCore {
   // From the controller, in stream order. Never fails as a whole: a bad op poisons what it would have made (and is
   // reported), or is answered with an error report; unknown ids are reported, nothing else is disturbed.
   void OnOp(const WorkerOp& op, TimeNs now);
-  void OnOp(WorkerOp&& op, TimeNs now);       // the same without copying
+  void OnOp(WorkerOp&& op, TimeNs now);  // the same without copying
 
   // From the shell.
   void OnLoadDone(ExecutableId executable, const absl::Status& status, TimeNs now);

@@ -41,7 +41,10 @@ class Shell final : public WorkerSink {
   void SnapshotPublish(TransferId transfer) override { snapshot_publishes.push_back(transfer.value()); }
   void SnapshotRead(uint64_t) override {}
   void StopRead(uint64_t) override {}
-  void Free(BufferRef ref) override { LB_CHECK(!ref.array.valid() || freed.size() < 1'000'000); freed.insert(ref); }
+  void Free(BufferRef ref) override {
+    LB_CHECK(!ref.array.valid() || freed.size() < 1'000'000);
+    freed.insert(ref);
+  }
   void PeerLost(Incarnation, const absl::Status&) override {}
   void AbortLaunch(Ticket, const absl::Status&) override {}
 
@@ -54,8 +57,7 @@ class Shell final : public WorkerSink {
   }
   void Made(const BufferRefProto& ref) { freed.erase(BufferRef{ArrayId(ref.array()), ref.shard()}); }
 
-  std::vector<uint64_t> loads, launches, uploads, publishes, stopped_publishes, reads,
-      snapshot_publishes;
+  std::vector<uint64_t> loads, launches, uploads, publishes, stopped_publishes, reads, snapshot_publishes;
   std::vector<std::pair<uint64_t, int>> makes;
   std::set<BufferRef> freed;
 };
@@ -73,8 +75,12 @@ class Run {
   bool Answer(uint64_t which, bool well) {
     const absl::Status status = well ? absl::OkStatus() : absl::UnavailableError("it did not work");
     std::vector<size_t> open;
-    const size_t sizes[] = {shell.loads.size(),   shell.launches.size(), shell.uploads.size(),
-                            shell.makes.size(),   shell.stopped_publishes.size(), shell.reads.size(),
+    const size_t sizes[] = {shell.loads.size(),
+                            shell.launches.size(),
+                            shell.uploads.size(),
+                            shell.makes.size(),
+                            shell.stopped_publishes.size(),
+                            shell.reads.size(),
                             shell.snapshot_publishes.size()};
     for (size_t i = 0; i < std::size(sizes); ++i) {
       if (sizes[i] > 0) open.push_back(i);
@@ -147,8 +153,8 @@ WorkerOp Sensible(Choices& choices) {
     case 5: {
       WorkerOp op = MakeOp(id() + 12 * choices.Below(4), id());
       for (uint64_t parts = choices.Below(3); parts > 0; --parts) {
-        MakeBuffer* part = AddPart(&op, id(), static_cast<uint32_t>(choices.Below(2)), static_cast<uint32_t>(choices.Below(3)),
-                                   choices.Size());
+        MakeBuffer* part = AddPart(&op, id(), static_cast<uint32_t>(choices.Below(2)),
+                                   static_cast<uint32_t>(choices.Below(3)), choices.Size());
         if (choices.Flag()) {
           AddLocal(part, id(), static_cast<uint32_t>(choices.Below(2)), choices.Flag());
         } else {
@@ -177,10 +183,10 @@ std::vector<std::string> FuzzSeeds() {
   AddLocal(AddPart(&make, 5, 0, 0, 100), 2, 0);
   AddRemote(AddPart(&make, 6, 0, 1, 100), 9, 8);
   std::string steps;
-  for (const WorkerOp& op : {LoadOp(1, program), UploadOp(1, 1, 100, {0}, false), UploadDataOp(1, std::string(100, 'x')),
-                             LaunchOp(2, 1, {1}, {2, 3}, {0}, {0}), PublishOp(3, 7, 2, 0, 8), make, ReadOp(1, 3),
-                             WatchOp(1, {2, 5}), UnpublishOp(7), ReleaseReadOp(1), DeleteOp({2, 3, 5, 6}),
-                             CancelSessionOp(1), PeerLostOp(8)}) {
+  for (const WorkerOp& op :
+       {LoadOp(1, program), UploadOp(1, 1, 100, {0}, false), UploadDataOp(1, std::string(100, 'x')),
+        LaunchOp(2, 1, {1}, {2, 3}, {0}, {0}), PublishOp(3, 7, 2, 0, 8), make, ReadOp(1, 3), WatchOp(1, {2, 5}),
+        UnpublishOp(7), ReleaseReadOp(1), DeleteOp({2, 3, 5, 6}), CancelSessionOp(1), PeerLostOp(8)}) {
     steps += std::string(1, '\0') + WithLength(op.SerializeAsString()) + "\x03\x01\x03\x01";
   }
   std::string random;
@@ -209,9 +215,7 @@ void FuzzOne(absl::string_view input) {
         run.core->OnOp(std::move(op), run.now);
         break;
       }
-      case 3:
-        run.Answer(choices.Byte(), choices.Below(4) != 0);
-        break;
+      case 3: run.Answer(choices.Byte(), choices.Below(4) != 0); break;
       case 4:
         run.now += kMillisecond * static_cast<DurationNs>(choices.Byte());
         run.core->OnTime(run.now);
@@ -227,7 +231,8 @@ void FuzzOne(absl::string_view input) {
           case 4: {
             Heartbeat heartbeat;
             run.core->FillDeviceUse(&heartbeat);
-            for (const DeviceUse& use : heartbeat.devices()) LB_CHECK(use.bytes_in_use() >= 0 && use.bytes_in_use() <= 1000);
+            for (const DeviceUse& use : heartbeat.devices())
+              LB_CHECK(use.bytes_in_use() >= 0 && use.bytes_in_use() <= 1000);
             break;
           }
           default: break;

@@ -79,28 +79,28 @@ class RandomRun : public WorkerSink {
     enum Kind { kLaunch, kUpload, kMake } kind = kLaunch;
     uint64_t session = 1;
     std::vector<BufferRef> inputs, outputs;
-    bool started = false, ended = false;   // ended: in a Progress
-    bool uncertain = false;                // can fail on one shard, or took from something running that can
-    bool shell_failed = false;             // ... and delivered
-    bool cancelled = false;                // may fail for that
+    bool started = false, ended = false;  // ended: in a Progress
+    bool uncertain = false;               // can fail on one shard, or took from something running that can
+    bool shell_failed = false;            // ... and delivered
+    bool cancelled = false;               // may fail for that
     uint64_t program = 0;
   };
-  struct Shard {                           // the truth about a buffer
+  struct Shard {  // the truth about a buffer
     uint64_t producer = 0;
     uint32_t device = 0;
     int64_t bytes = 0;
     bool in_shell = false, freed = false;
     bool enqueued = false, completed = false;
-    bool bad = false;                      // reported as failed
-    std::set<uint64_t> roots;              // then: who may be named
-    int users = 0;                         // in the shell
-    uint64_t donor = 0;                    // ticket
-    bool taken = false;                    // the donor was handed over
+    bool bad = false;          // reported as failed
+    std::set<uint64_t> roots;  // then: who may be named
+    int users = 0;             // in the shell
+    uint64_t donor = 0;        // ticket
+    bool taken = false;        // the donor was handed over
   };
   struct Running {
     std::shared_ptr<const Launch> op;
     bool fails = false;
-    std::vector<int64_t> scratch;          // to give back, per logical device
+    std::vector<int64_t> scratch;  // to give back, per logical device
   };
 
   uint64_t Below(uint64_t n) { return random_() % n; }
@@ -160,8 +160,7 @@ class RandomRun : public WorkerSink {
         if (bad != (report.watched().status().code() != 0)) Fail("a watch has the wrong answer");
         return;
       }
-      default:
-        return;
+      default: return;
     }
   }
   void Once(std::set<uint64_t>* open, uint64_t id, const char* what) {
@@ -191,7 +190,8 @@ class RandomRun : public WorkerSink {
       roots.insert(0);
     }
     if (!roots.contains(root)) Fail(absl::StrCat("t", ticket, " names t", root, " as the root"));
-    if (code == absl::StatusCode::kResourceExhausted && root == ticket && !node.shell_failed) CheckMemoryFailure(ticket, failed.status().message());
+    if (code == absl::StatusCode::kResourceExhausted && root == ticket && !node.shell_failed)
+      CheckMemoryFailure(ticket, failed.status().message());
     for (const BufferRefProto& ref : failed.refs()) {
       Shard& shard = At(Ref(ref));
       if (shard.bad) Fail(absl::StrCat(Ref(ref).ToString(), " failed twice"));
@@ -238,7 +238,7 @@ class RandomRun : public WorkerSink {
 
   void HandOver(std::shared_ptr<const Launch> op, uint64_t place) override {
     Trace("  < HandOver t", op->ticket(), " @", place);
-    if (place != ++tail_) Fail(absl::StrCat("place ", place, " after ", tail_ - 1));          // I1
+    if (place != ++tail_) Fail(absl::StrCat("place ", place, " after ", tail_ - 1));  // I1
     if (fenced_) return Fail("handed over after the fence");
     Node& node = nodes_.at(op->ticket());
     if (node.started) return Fail("handed over twice");
@@ -258,7 +258,7 @@ class RandomRun : public WorkerSink {
         if (!shard.in_shell || shard.taken) Fail(absl::StrCat(ref.ToString(), " is used but not there"));
         if (shard.device != op->devices(d)) Fail("an argument on another device");
         if (shard.bad) Fail(absl::StrCat("t", op->ticket(), " is handed over with the bad ", ref.ToString()));
-        if (!shard.completed) {                                                               // I3
+        if (!shard.completed) {  // I3
           const Node& producer = nodes_.at(shard.producer);
           if (!shard.enqueued) Fail(absl::StrCat(ref.ToString(), " is not made yet"));
           if (program.spec.has_side_effects) Fail("side effects before the producer has completed");
@@ -270,9 +270,10 @@ class RandomRun : public WorkerSink {
         if (donated.contains(static_cast<uint32_t>(p))) {
           if (shard.donor != op->ticket()) Fail("a donation that nobody asked for");
           if (transfers_of_[ref] > 0) Fail(absl::StrCat(ref.ToString(), " is taken while a transfer reads it"));
-          for (uint64_t reader : readers_of_[ref]) {                                          // rule (c)
+          for (uint64_t reader : readers_of_[ref]) {  // rule (c)
             const Node& r = nodes_.at(reader);
-            if (!r.started && !AnyBad(r.outputs)) Fail(absl::StrCat("t", reader, " still has to read ", ref.ToString()));
+            if (!r.started && !AnyBad(r.outputs))
+              Fail(absl::StrCat("t", reader, " still has to read ", ref.ToString()));
           }
           shard.taken = true;
           given[shard.device] += shard.bytes;
@@ -362,7 +363,7 @@ class RandomRun : public WorkerSink {
   }
   void UseAsGood(BufferRef ref, const char* who) {
     Shard& shard = At(ref);
-    if (shard.bad || !shard.completed || shard.taken || shard.freed) {                        // I9
+    if (shard.bad || !shard.completed || shard.taken || shard.freed) {  // I9
       Fail(absl::StrCat(who, " takes ", ref.ToString(), ", which is not good"));
     }
     ++shard.users;
@@ -372,7 +373,8 @@ class RandomRun : public WorkerSink {
     Shard& shard = At(ref);
     if (!shard.in_shell) Fail(absl::StrCat(ref.ToString(), " is freed but not there"));
     if (shard.users > 0) Fail(absl::StrCat(ref.ToString(), " is freed while it is used"));
-    if (array_of(ref).life == Life::kUsable && shard.completed && !shard.bad && !fenced_) Fail(absl::StrCat(ref.ToString(), " is freed unasked"));
+    if (array_of(ref).life == Life::kUsable && shard.completed && !shard.bad && !fenced_)
+      Fail(absl::StrCat(ref.ToString(), " is freed unasked"));
     shard.in_shell = false;
     shard.freed = true;
     if (shard.completed && !shard.taken) used_[shard.device] -= shard.bytes;
@@ -406,7 +408,8 @@ class RandomRun : public WorkerSink {
         const uint64_t id = Pick(&loading_);
         programs_.at(id).loading = false;
         programs_.at(id).failed = Chance(failure_rate_);
-        core_->OnLoadDone(ExecutableId(id), programs_.at(id).failed ? absl::UnimplementedError("no") : absl::OkStatus(), now_);
+        core_->OnLoadDone(ExecutableId(id), programs_.at(id).failed ? absl::UnimplementedError("no") : absl::OkStatus(),
+                          now_);
         return true;
       }
       case 1: LaunchEnds(); return true;
@@ -579,7 +582,8 @@ class RandomRun : public WorkerSink {
   std::vector<uint64_t> Usable(const std::vector<uint32_t>* devices, uint64_t session) {
     std::vector<uint64_t> ids;
     for (const auto& [id, array] : arrays_) {
-      if (array.life == Life::kUsable && array.session == session && (devices == nullptr || array.devices == *devices)) ids.push_back(id);
+      if (array.life == Life::kUsable && array.session == session && (devices == nullptr || array.devices == *devices))
+        ids.push_back(id);
     }
     return ids;
   }
@@ -587,8 +591,14 @@ class RandomRun : public WorkerSink {
   void RandomOp() {
     const uint64_t session = Chance(0.8) ? 1 : 2;
     switch (Below(16)) {
-      case 0: case 1: return RandomUpload(session);
-      case 2: case 3: case 4: case 5: case 6: case 7: return RandomLaunch(session);
+      case 0:
+      case 1: return RandomUpload(session);
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+      case 6:
+      case 7: return RandomLaunch(session);
       case 8: return RandomMake(session);
       case 9: return RandomPublish(session);
       case 10: {
@@ -601,7 +611,8 @@ class RandomRun : public WorkerSink {
       }
       case 11: return RandomRead(session);
       case 12: return RandomWatch(session);
-      case 13: case 14: {
+      case 13:
+      case 14: {
         std::vector<uint64_t> ids = Usable(nullptr, session);
         if (ids.empty()) return;
         const uint64_t id = ids[Below(ids.size())];
@@ -812,7 +823,7 @@ class RandomRun : public WorkerSink {
     }
     if (!error_.empty()) return;
     if (!unfinished_.empty()) {
-      return Fail(absl::StrCat("t", *unfinished_.begin(), " never ends: ", core_->ExplainJson(now_)));   // I6
+      return Fail(absl::StrCat("t", *unfinished_.begin(), " never ends: ", core_->ExplainJson(now_)));  // I6
     }
     if (!keys_.empty() || !pulls_.empty() || !reads_asked_.empty() || !watches_asked_.empty()) {
       return Fail("something was never answered");
@@ -852,7 +863,8 @@ class RandomRun : public WorkerSink {
     if (!error_.empty()) return;
     const WorkerCore::Counts counts = core_->counts();
     if (counts.buffers + counts.launches + counts.transfers + counts.reads + counts.uploads + counts.executables +
-            counts.watches != 0) {
+            counts.watches !=
+        0) {
       return Fail(absl::StrCat("left: ", counts.buffers, " buffers, ", counts.launches, " launches, ", counts.transfers,
                                " transfers, ", counts.reads, " reads, ", counts.uploads, " uploads, ",
                                counts.executables, " executables, ", counts.watches, " watches"));
@@ -885,7 +897,7 @@ class RandomRun : public WorkerSink {
   std::set<uint64_t> unfinished_, keys_, pulls_, reads_asked_, watches_asked_, published_reads_, open_publishes_,
       reading_publishes_;
   std::set<uint64_t> out_of_memory_;
-  std::set<uint64_t> will_fail_;            // launches that are handed over and come to a bad end
+  std::set<uint64_t> will_fail_;  // launches that are handed over and come to a bad end
   std::map<uint64_t, std::vector<BufferRef>> watched_;
   std::map<uint64_t, BufferRef> publish_ref_, read_ref_, offered_;
   std::vector<uint64_t> snapshot_due_;

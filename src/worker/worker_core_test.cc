@@ -120,7 +120,7 @@ TEST_F(WorkerCoreTest, SaysWhetherAnEndIsWaitedFor) {
   Op(LaunchOp(3, 1, {2}, {3}));
   EXPECT_FALSE(core_->WaitsForLaunches());  // both run, nobody asks
   Op(LaunchOp(4, 1, {3}, {4}));
-  EXPECT_TRUE(core_->WaitsForLaunches());   // it needs the place of one that runs
+  EXPECT_TRUE(core_->WaitsForLaunches());  // it needs the place of one that runs
   Done(2);
   EXPECT_FALSE(core_->WaitsForLaunches());
   Op(WatchOp(9, {4}));
@@ -186,7 +186,8 @@ TEST_F(WorkerCoreTest, GangNeedsEveryShard) {
 }
 
 // A launch on devices 0 and 1 whose one argument is put together from these shards.
-WorkerOp GangOf(uint64_t ticket, uint64_t executable, std::vector<std::pair<uint64_t, uint32_t>> shards, uint64_t output) {
+WorkerOp GangOf(uint64_t ticket, uint64_t executable, std::vector<std::pair<uint64_t, uint32_t>> shards,
+                uint64_t output) {
   WorkerOp op = LaunchOp(ticket, executable, {0}, {output}, {0, 1});
   for (const auto& [array, shard] : shards) {
     BufferRefProto* ref = op.mutable_launch()->mutable_args(0)->add_shards();
@@ -239,7 +240,7 @@ TEST_F(WorkerCoreTest, ProgramWithSideEffectsWaitsUntilItsProducersHaveCompleted
   EXPECT_THAT(Op(LaunchOp(3, 2, {2}, {3})), IsEmpty());
   EXPECT_THAT(Op(LaunchOp(4, 1, {2}, {4})), ElementsAre("HandOver t4 @2"));  // one without does not
   EXPECT_EQ(Explain()["launches"][1]["waits_for"][0]["made_by"], "t2");
-  EXPECT_THAT(Done(2, absl::InvalidArgumentError("bad")), IsEmpty());        // t3 never runs
+  EXPECT_THAT(Done(2, absl::InvalidArgumentError("bad")), IsEmpty());  // t3 never runs
   EXPECT_THAT(Reports(), ElementsAre("Failed a2.0 INVALID_ARGUMENT root=t2 uc=1002",
                                      "Failed a3.0 INVALID_ARGUMENT root=t2 uc=1002", "Progress e1 @1 t2,t3"));
   EXPECT_THAT(Done(4), ElementsAre("Free a2.0", "Free a4.0"));
@@ -305,10 +306,10 @@ TEST_F(WorkerCoreTest, PriorityDecidesAmongReadyLaunches) {
 TEST_F(WorkerCoreTest, TheGraphNamesWhatIsNotThereYet) {
   Load(1, {{100, 100}, {100}});
   Resident(1, 1, 100);
-  Op(LaunchOp(2, 1, {1, 1}, {2}));                     // runs
+  Op(LaunchOp(2, 1, {1, 1}, {2}));  // runs
   WorkerOp make = MakeOp(3);
   AddRemote(AddPart(&make, 3, 0, 0, 100), 77, 9);
-  Op(make);                                            // comes from a peer
+  Op(make);  // comes from a peer
   Op(LaunchOp(4, 1, {2, 3}, {4}));
   Op(PublishOp(5, 78, 4, 0, 9));
   WorkerOp op;
@@ -343,8 +344,8 @@ TEST_F(WorkerCoreTest, ReaderBeforeDonor) {
   Load(2, {{100}, {100}});
   Resident(1, 1, 100);
   Op(UploadOp(2, 2, 100));
-  EXPECT_THAT(Op(LaunchOp(3, 1, {1, 2}, {3})), IsEmpty());            // reads a1, waits for a2
-  EXPECT_THAT(Op(LaunchOp(4, 2, {1}, {4}, {0}, {0})), IsEmpty());     // donates a1
+  EXPECT_THAT(Op(LaunchOp(3, 1, {1, 2}, {3})), IsEmpty());         // reads a1, waits for a2
+  EXPECT_THAT(Op(LaunchOp(4, 2, {1}, {4}, {0}, {0})), IsEmpty());  // donates a1
   EXPECT_EQ(Explain()["launches"][1]["waits_for"][0]["what"], "readers");
   EXPECT_THAT(UploadDone(2), ElementsAre("HandOver t3 @1", "HandOver t4 @2"));
 }
@@ -556,7 +557,8 @@ TEST_F(SmallMemoryTest, ErrorNamesDeviceRequestUseAndLimit) {
               HasSubstr("t2 needs 600 bytes on device 0: 500 of 1000 bytes are in use"));
   Reports();
   Op(UploadOp(3, 3, 2000, {1}));
-  EXPECT_THAT(Reports(), ElementsAre("Failed a3.0 RESOURCE_EXHAUSTED root=t3 uc=1003", "UploadsDone 3", "Progress e1 @1 t3"));
+  EXPECT_THAT(Reports(),
+              ElementsAre("Failed a3.0 RESOURCE_EXHAUSTED root=t3 uc=1003", "UploadsDone 3", "Progress e1 @1 t3"));
 }
 
 // A deleted array that an older transfer or an open read still holds will be free some day: wait. One that only a
@@ -583,7 +585,8 @@ TEST_F(SmallMemoryTest, DoesNotWaitForYoungerTransfers) {
   Op(PublishOp(4, 60, 1, 0, 9));
   Op(DeleteOp({1}));
   EXPECT_THAT(UploadDone(1), ElementsAre("StartPublish tr60"));
-  EXPECT_THAT(Reports(), ElementsAre("Failed a3.0 RESOURCE_EXHAUSTED root=t3 uc=1003", "UploadsDone 1", "Progress e1 @0 t1,t3"));
+  EXPECT_THAT(Reports(),
+              ElementsAre("Failed a3.0 RESOURCE_EXHAUSTED root=t3 uc=1003", "UploadsDone 1", "Progress e1 @0 t1,t3"));
 }
 
 // A training loop that donates its state needs the state once, however far ahead it is dispatched.
@@ -664,11 +667,12 @@ TEST_F(WorkerCoreTest, PoisonSpreadsWithItsRoot) {
   EXPECT_THAT(Op(make), IsEmpty());
   EXPECT_THAT(UploadDone(2, absl::DataLossError("lost")), ElementsAre("Free a2.0", "FailPublish tr60 DATA_LOSS"));
   const Strings reports = Reports();
-  EXPECT_THAT(reports, ::testing::UnorderedElementsAre(
-                           "Failed a2.0 DATA_LOSS root=t2 uc=1002", "Failed a3.0 DATA_LOSS root=t2 uc=1002",
-                           "Failed a4.0,a5.0 DATA_LOSS root=t2 uc=1002", "ReadReady 7 DATA_LOSS root=t2 uc=1002",
-                           "Watched 6 DATA_LOSS root=t2 uc=1002", "Failed a9.0 DATA_LOSS root=t2 uc=1002",
-                           "TransfersDone 61 DATA_LOSS root=t2 uc=1002", "UploadsDone 2", "Progress e1 @0 t2,t3,t4,t9"));
+  EXPECT_THAT(reports,
+              ::testing::UnorderedElementsAre(
+                  "Failed a2.0 DATA_LOSS root=t2 uc=1002", "Failed a3.0 DATA_LOSS root=t2 uc=1002",
+                  "Failed a4.0,a5.0 DATA_LOSS root=t2 uc=1002", "ReadReady 7 DATA_LOSS root=t2 uc=1002",
+                  "Watched 6 DATA_LOSS root=t2 uc=1002", "Failed a9.0 DATA_LOSS root=t2 uc=1002",
+                  "TransfersDone 61 DATA_LOSS root=t2 uc=1002", "UploadsDone 2", "Progress e1 @0 t2,t3,t4,t9"));
   EXPECT_EQ(reports.back(), "Progress e1 @0 t2,t3,t4,t9");
   // Whoever comes later finds the error.
   Op(LaunchOp(10, 1, {5}, {10}));
@@ -706,7 +710,8 @@ TEST_F(WorkerCoreTest, NothingMadeFromABadInputIsEverShown) {
   Op(ReadOp(5, 3));
   EXPECT_THAT(Done(3), IsEmpty());  // completions may come in any order
   EXPECT_THAT(Reports(), IsEmpty());
-  EXPECT_THAT(Done(2, absl::InvalidArgumentError("bad")), ElementsAre("Free a2.0", "Free a3.0", "FailPublish tr60 INVALID_ARGUMENT"));
+  EXPECT_THAT(Done(2, absl::InvalidArgumentError("bad")),
+              ElementsAre("Free a2.0", "Free a3.0", "FailPublish tr60 INVALID_ARGUMENT"));
   EXPECT_THAT(Reports(), ElementsAre("Failed a2.0 INVALID_ARGUMENT root=t2 uc=1002",
                                      "Failed a3.0 INVALID_ARGUMENT root=t2 uc=1002",
                                      "ReadReady 5 INVALID_ARGUMENT root=t2 uc=1002", "Progress e1 @2 t2,t3"));
@@ -762,11 +767,10 @@ TEST_F(SmallMemoryTest, WithdrawnLaunchReleasesMemoryAndReaderEdges) {
   Load(3, {{}, {600}});
   Resident(1, 1, 100);
   Op(UploadOp(2, 2, 100));
-  Op(LaunchOp(3, 1, {1, 2}, {3}));                                   // reserves 700, reads a1
-  Op(LaunchOp(4, 2, {1}, {4}, {0}, {0}));                            // donates a1
-  EXPECT_THAT(Op(LaunchOp(5, 3, {}, {5})), IsEmpty());               // no room
-  EXPECT_THAT(UploadDone(2, absl::DataLossError("lost")),
-              ElementsAre("Free a2.0", "HandOver t4 @1", "HandOver t5 @2"));
+  Op(LaunchOp(3, 1, {1, 2}, {3}));                      // reserves 700, reads a1
+  Op(LaunchOp(4, 2, {1}, {4}, {0}, {0}));               // donates a1
+  EXPECT_THAT(Op(LaunchOp(5, 3, {}, {5})), IsEmpty());  // no room
+  EXPECT_THAT(UploadDone(2, absl::DataLossError("lost")), ElementsAre("Free a2.0", "HandOver t4 @1", "HandOver t5 @2"));
 }
 
 // [8] ... and cancels the pulls of what only it would have used: the controller knows who else needs them, so here
@@ -782,7 +786,8 @@ TEST_F(WorkerCoreTest, CancelSessionWithdrawsAndFrees) {
   Op(LaunchOp(5, 1, {2}, {5}));
   Op(ReadOp(6, 1));
   Resident(7, 7, 100, {0}, 2);
-  EXPECT_THAT(Op(CancelSessionOp(1)), ElementsAre("StopRead 6", "CancelUpload k2 CANCELLED", "CancelMake t3/0 CANCELLED"));
+  EXPECT_THAT(Op(CancelSessionOp(1)),
+              ElementsAre("StopRead 6", "CancelUpload k2 CANCELLED", "CancelMake t3/0 CANCELLED"));
   EXPECT_THAT(Reports(), ElementsAre("ReadReady 6 CANCELLED", "Failed a5.0 CANCELLED", "Progress e1 @0 t5"));
   core_->OnReadQuiet(6, ++now_);
   EXPECT_THAT(sink_.TakeCalls(), IsEmpty());  // t4 still uses a1
@@ -805,8 +810,9 @@ TEST_F(WorkerCoreTest, LostPeerEndsWhatItTookPartIn) {
   EXPECT_THAT(Op(PeerLostOp(9)), ElementsAre("CancelMake t4/0 DATA_LOSS", "StopPublish tr60", "PeerLost i9"));
   MakeDone(4, 0, absl::UnavailableError("connection reset"));
   MakeDone(4, 1);
-  EXPECT_THAT(Reports(), ElementsAre("TransfersDone 62 DATA_LOSS root=t4 uc=1004", "Failed a4.0 DATA_LOSS root=t4 uc=1004",
-                                     "TransfersDone 63 OK", "Progress e1 @0 t4"));
+  EXPECT_THAT(Reports(),
+              ElementsAre("TransfersDone 62 DATA_LOSS root=t4 uc=1004", "Failed a4.0 DATA_LOSS root=t4 uc=1004",
+                          "TransfersDone 63 OK", "Progress e1 @0 t4"));
 }
 
 // ---------------------------------------------------------------- progress, deletes, odds and ends
@@ -929,11 +935,12 @@ TEST_F(WorkerCoreTest, BadUploadsMakesAndLoads) {
   AddPart(&make, 5, 0, 0, 100)->add_pieces();  // a piece from nowhere
   AddLocal(AddPart(&make, 5, 1, 0, 100), 99, 0);
   Op(make);
-  EXPECT_THAT(Reports(),
-              ElementsAre("Failed a1.0 INVALID_ARGUMENT root=t1 uc=1001", "Failed a2.0 INVALID_ARGUMENT root=t2 uc=1002",
-                          "Failed a3.0 INVALID_ARGUMENT root=t3 uc=1003", "Failed a4.0 INVALID_ARGUMENT root=t4 uc=1004",
-                          "Failed a5.0 INVALID_ARGUMENT root=t5 uc=1005", "Failed a5.1 INVALID_ARGUMENT root=t5 uc=1005",
-                          "UploadsDone 1,2,3,4", "Progress e1 @0 t1,t2,t3,t4,t5"));
+  EXPECT_THAT(
+      Reports(),
+      ElementsAre("Failed a1.0 INVALID_ARGUMENT root=t1 uc=1001", "Failed a2.0 INVALID_ARGUMENT root=t2 uc=1002",
+                  "Failed a3.0 INVALID_ARGUMENT root=t3 uc=1003", "Failed a4.0 INVALID_ARGUMENT root=t4 uc=1004",
+                  "Failed a5.0 INVALID_ARGUMENT root=t5 uc=1005", "Failed a5.1 INVALID_ARGUMENT root=t5 uc=1005",
+                  "UploadsDone 1,2,3,4", "Progress e1 @0 t1,t2,t3,t4,t5"));
   EXPECT_THAT(Op(LoadOp(1, {{}, {-1}})), IsEmpty());
   EXPECT_THAT(Op(LoadOp(2, {{}, {std::numeric_limits<int64_t>::max()}})), IsEmpty());
   EXPECT_THAT(Op(LoadOp(3, {{}, {1}, {0, 0}})), IsEmpty());
@@ -952,8 +959,9 @@ TEST_F(WorkerCoreTest, UploadDataOfTheWrongSizeOrAnError) {
   *error.mutable_upload_data()->mutable_error() = Why(absl::StatusCode::kCancelled, "the client left");
   EXPECT_THAT(Op(error), ElementsAre("CancelUpload k2 CANCELLED"));
   UploadDone(2, absl::AbortedError(""));
-  EXPECT_THAT(Reports(), ElementsAre("Failed a1.0 INVALID_ARGUMENT root=t1 uc=1001", "Failed a2.0 CANCELLED root=t2 uc=1002",
-                                     "UploadsDone 1,2", "Progress e1 @0 t1,t2"));
+  EXPECT_THAT(Reports(),
+              ElementsAre("Failed a1.0 INVALID_ARGUMENT root=t1 uc=1001", "Failed a2.0 CANCELLED root=t2 uc=1002",
+                          "UploadsDone 1,2", "Progress e1 @0 t1,t2"));
 }
 
 TEST_F(WorkerCoreTest, UnloadWaitsForQueuedLaunches) {
@@ -1024,7 +1032,8 @@ TEST_F(WorkerCoreTest, FenceDropsWhatWaitsAndLetsRunWhatRuns) {
   EXPECT_THAT(Reports(), IsEmpty());
   const WorkerCore::Counts counts = core_->counts();
   EXPECT_EQ(counts.buffers + counts.launches + counts.transfers + counts.reads + counts.uploads + counts.executables +
-                counts.watches, 0u);
+                counts.watches,
+            0u);
   EXPECT_EQ(Used(), 0);
 }
 

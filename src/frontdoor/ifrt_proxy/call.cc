@@ -30,7 +30,8 @@ void Call::Unref() {
 
 void Call::Dispatch(void* tag, bool ok) {
   const Tag at = *static_cast<Tag*>(tag);
-  if (at.event == Event::kBegun && ok) at.call->refs_.fetch_add(2, std::memory_order_relaxed);  // until kFinished, kEnded
+  if (at.event == Event::kBegun && ok)
+    at.call->refs_.fetch_add(2, std::memory_order_relaxed);  // until kFinished, kEnded
   if (at.event != Event::kBegun || ok) at.call->OnEvent(at.event, ok);
   if (at.event == Event::kFinished) at.call->Unref();
   at.call->Unref();

@@ -100,7 +100,8 @@ class CallCount {
   }
   void WaitForNone() {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(+[](int* count) { return *count == 0; }, &count_));
+    mutex_.Await(absl::Condition(
+        +[](int* count) { return *count == 0; }, &count_));
   }
 
  private:

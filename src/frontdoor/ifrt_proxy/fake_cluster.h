@@ -104,11 +104,11 @@ class FakeCluster final : public ControllerSink {
     std::map<Ref, std::string> buffers;
     std::map<Ref, absl::Status> poisoned;
     std::map<uint64_t, Program> programs;
-    std::map<uint64_t, Upload> uploads;    // whose bytes come later
+    std::map<uint64_t, Upload> uploads;  // whose bytes come later
     std::map<uint64_t, Ref> published;
     ReshardPlans plans;
     std::set<Ref> pulling;
-    std::vector<WorkerOp> waiting;         // for those
+    std::vector<WorkerOp> waiting;  // for those
   };
 
   static Controller::Options MakeOptions() {
@@ -288,8 +288,7 @@ class FakeCluster final : public ControllerSink {
         Poison(worker, refs, op.poison().why());
         return Done(worker, op.poison().ticket());
       }
-      default:
-        return;
+      default: return;
     }
   }
 

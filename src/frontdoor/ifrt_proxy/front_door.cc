@@ -23,7 +23,10 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(IfrtFrontDoorOptions options, Controller* controller, Post post, CompileService* compiler,
        dataplane::DataPlane* data_plane)
-      : options_(std::move(options)), controller_(controller), post_(std::move(post)), compiler_(compiler),
+      : options_(std::move(options)),
+        controller_(controller),
+        post_(std::move(post)),
+        compiler_(compiler),
         data_plane_(data_plane) {}
 
   void Init() {
@@ -61,7 +64,9 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   // One session on the loop.
   struct Session final : public SessionHost {
     Session(Impl* owner, std::shared_ptr<SessionPipe> pipe_in, std::string peer_in, SessionCore::Options core_options)
-        : door(owner), pipe(std::move(pipe_in)), peer(std::move(peer_in)),
+        : door(owner),
+          pipe(std::move(pipe_in)),
+          peer(std::move(peer_in)),
           core(core_options, owner->controller_, this) {}
     void Respond(std::unique_ptr<SessionPipe::Response> response, bool awaited) override {
       if (!touched) door->touched_.push_back(core.session());
@@ -117,8 +122,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     const std::string peer;
     std::vector<std::unique_ptr<SessionPipe::Response>> out;
     size_t out_bytes = 0;
-    bool touched = false;   // by this turn
-    bool hurry = false;     // the client waits for one of `out`
+    bool touched = false;  // by this turn
+    bool hurry = false;    // the client waits for one of `out`
     SessionCore core;
   };
 
@@ -146,7 +151,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   CompileService* const compiler_;
   dataplane::DataPlane* const data_plane_;
   std::shared_ptr<HostBuffers> buffers_;
-  const std::shared_ptr<SharedDirectory> shared_directory_ = std::make_shared<SharedDirectory>(options_.shared_directory);
+  const std::shared_ptr<SharedDirectory> shared_directory_ =
+      std::make_shared<SharedDirectory>(options_.shared_directory);
 
   std::unique_ptr<GrpcServer> server_;
   std::atomic<uint64_t> next_session_{1};
@@ -167,9 +173,9 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<uint64_t> wanted_strings_;
   std::vector<Event> events_;
   bool drain_posted_ = false;
-  int depth_ = 0;                                   // inside a turn: what is recorded is worked off at its end
-  std::vector<SessionId> touched_;                  // have responses to be written
-  bool answers_put_off_ = false;                    // a timer runs for sessions whose responses can wait
+  int depth_ = 0;                   // inside a turn: what is recorded is worked off at its end
+  std::vector<SessionId> touched_;  // have responses to be written
+  bool answers_put_off_ = false;    // a timer runs for sessions whose responses can wait
   absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
   uint64_t sessions_opened_ = 0, requests_seen_ = 0;
 };
@@ -212,8 +218,8 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHel
     absl::MutexLock lock(&pipes_mutex_);
     if (stopping_) return absl::FailedPreconditionError("The server is stopping");
     if (pipes_.size() >= limits::kSessionsMax) {
-      return absl::ResourceExhaustedError(absl::StrCat("This proxy has ", limits::kSessionsMax,
-                                                       " sessions already, its limit"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("This proxy has ", limits::kSessionsMax, " sessions already, its limit"));
     }
     pipes_.emplace(core.session, pipe);
     ++session_count_;
@@ -419,9 +425,9 @@ std::string IfrtFrontDoor::Impl::StatusJson() const {
   json["sessions_opened"] = sessions_opened_;
   json["requests"] = requests_seen_;
   json["requests_waiting"] = requests_.size();
-  json["host_buffers"] = {{"unclaimed", buffers.unclaimed},   {"expected", buffers.expected},
-                          {"claimed", buffers.claimed},       {"results", buffers.results},
-                          {"parked_stores", buffers.parked_stores}, {"bytes_held", buffers.bytes_held}};
+  json["host_buffers"] = {
+      {"unclaimed", buffers.unclaimed}, {"expected", buffers.expected},           {"claimed", buffers.claimed},
+      {"results", buffers.results},     {"parked_stores", buffers.parked_stores}, {"bytes_held", buffers.bytes_held}};
   json["uploads_by_file"] = shared_directory_->uploads();
   json["sessions"] = nlohmann::json::array();
   for (const auto& [id, session] : sessions_) {
@@ -440,8 +446,8 @@ std::string IfrtFrontDoor::Impl::StatusJson() const {
 
 // ---------------------------------------------------------------- public
 
-IfrtFrontDoor::IfrtFrontDoor(IfrtFrontDoorOptions options, Controller* controller, Post post,
-                             CompileService* compiler, dataplane::DataPlane* data_plane)
+IfrtFrontDoor::IfrtFrontDoor(IfrtFrontDoorOptions options, Controller* controller, Post post, CompileService* compiler,
+                             dataplane::DataPlane* data_plane)
     : impl_(std::make_shared<Impl>(std::move(options), controller, std::move(post), compiler, data_plane)) {
   impl_->Init();
 }

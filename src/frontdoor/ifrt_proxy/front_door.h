@@ -24,9 +24,9 @@
 namespace landbridge {
 
 struct IfrtFrontDoorOptions {
-  uint64_t space = 0;                  // the controller's space of data-plane keys
-  std::string shared_directory;        // for uploads by file (ifrt-proxy.md 4.4); empty: refused
-  std::string log_place;               // of this process (LogPlace()): errors name it; empty: they do not
+  uint64_t space = 0;            // the controller's space of data-plane keys
+  std::string shared_directory;  // for uploads by file (ifrt-proxy.md 4.4); empty: refused
+  std::string log_place;         // of this process (LogPlace()): errors name it; empty: they do not
   int message_bytes_max = limits::kClientMessageBytesMax;    // of one message of a client
   size_t store_pool_bytes = limits::kStorePoolBytesDefault;  // chunks of uploads that nobody asks for yet
   // Monotonic clock, from any thread.

@@ -44,7 +44,8 @@ int ThreadCount() {
 // The proxy's loop: closures in order on one thread.
 class TestLoop {
  public:
-  explicit TestLoop(std::function<void()> after_turn) : after_turn_(std::move(after_turn)), thread_([this] { Run(); }) {}
+  explicit TestLoop(std::function<void()> after_turn)
+      : after_turn_(std::move(after_turn)), thread_([this] { Run(); }) {}
   ~TestLoop() { Stop(); }
   void Post(absl::AnyInvocable<void()> run) {
     {
@@ -363,8 +364,8 @@ class FrontDoorTest : public ::testing::Test {
   std::unique_ptr<FakeCluster> cluster_;
   std::unique_ptr<IfrtFrontDoor> door_;
   std::atomic<int> published_{0};
-  bool hold_timers_ = false;                    // loop
-  std::vector<std::function<void()>> timers_;   // loop
+  bool hold_timers_ = false;                   // loop
+  std::vector<std::function<void()>> timers_;  // loop
   int port_ = 0;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<proxy::GrpcIfrtService::Stub> stub_;
@@ -545,8 +546,8 @@ TEST_F(FrontDoorTest, NothingIsLeftOfAClientThatVanishes) {
     goes.Init();
     EXPECT_TRUE(goes.Store(1, "abc").ok());
     goes.Call(Client::MakeArray(1, 3, 0));
-    EXPECT_TRUE(goes.Store(2, std::string(1000, 'x')).ok());   // never claimed
-    goes.Call(Client::MakeArray(3, 1 << 20, 0));               // never sent
+    EXPECT_TRUE(goes.Store(2, std::string(1000, 'x')).ok());  // never claimed
+    goes.Call(Client::MakeArray(3, 1 << 20, 0));              // never sent
     goes.Send(Client::Ready(3));
     EXPECT_GT(ControllerCounts().arrays, 0u);
   }
@@ -675,16 +676,15 @@ TEST_F(FrontDoorTest, FilesAreRefusedWithoutADirectory) {
   grpc::ClientContext context;
   proxy::GrpcHostBufferReadFromDiskRequest request;
   proxy::GrpcHostBufferReadFromDiskResponse response;
-  EXPECT_EQ(stub_->HostBufferReadFromDisk(&context, request, &response).error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(stub_->HostBufferReadFromDisk(&context, request, &response).error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(FrontDoorTest, ABusyPortIsAnError) {
   IfrtFrontDoorOptions options;
   options.now = Now;
-  IfrtFrontDoor other(std::move(options), &cluster_->controller,
-                      [this](absl::AnyInvocable<void()> run) { loop_.Post(std::move(run)); }, nullptr,
-                      proxy_plane_.get());
+  IfrtFrontDoor other(
+      std::move(options), &cluster_->controller, [this](absl::AnyInvocable<void()> run) { loop_.Post(std::move(run)); },
+      nullptr, proxy_plane_.get());
   const absl::Status status = other.Start(absl::StrCat("127.0.0.1:", port_)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(port_)));

@@ -101,8 +101,7 @@ struct Delete {
     service.RequestHostBufferDelete(context, request, writer, queue, queue, tag);
   }
   static absl::Status Answer(GrpcDoor& door, const std::string& peer, const Request& request, Response*) {
-    absl::StatusOr<HostBuffers::Result> result =
-        door.buffers->TakeResult(request.session_id(), peer, request.handle());
+    absl::StatusOr<HostBuffers::Result> result = door.buffers->TakeResult(request.session_id(), peer, request.handle());
     if (result.ok() && result->read.valid()) door.hooks.release_read(result->read);
     return result.status();
   }
@@ -120,8 +119,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& listen_address,
-                                                              GrpcServiceHooks hooks,
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& listen_address, GrpcServiceHooks hooks,
                                                               std::shared_ptr<HostBuffers> buffers,
                                                               dataplane::DataPlane* data_plane,
                                                               std::shared_ptr<SharedDirectory> shared_directory,

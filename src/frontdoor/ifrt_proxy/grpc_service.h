@@ -23,9 +23,9 @@ namespace landbridge {
 
 // What a client says of itself at the start of its session.
 struct ClientHello {
-  std::string peer;                    // its host
+  std::string peer;  // its host
   int protocol_version = 0;
-  std::string shared_folder;           // see SharedDirectory
+  std::string shared_folder;  // see SharedDirectory
   SessionHints hints;
 };
 

@@ -52,8 +52,9 @@ absl::StatusOr<double> ParseWeight(const std::string& text) {
   double weight = 0;
   if (!absl::SimpleAtod(text, &weight) || !std::isfinite(weight) || weight < limits::kSessionWeightMin ||
       weight > limits::kSessionWeightMax) {
-    return absl::InvalidArgumentError(absl::StrCat(kWeight, " is '", text.substr(0, 40), "', but must be a number from ",
-                                                   limits::kSessionWeightMin, " to ", limits::kSessionWeightMax));
+    return absl::InvalidArgumentError(absl::StrCat(kWeight, " is '", text.substr(0, 40),
+                                                   "', but must be a number from ", limits::kSessionWeightMin, " to ",
+                                                   limits::kSessionWeightMax));
   }
   return weight;
 }
@@ -94,8 +95,8 @@ absl::StatusOr<ProgramHints> TakeProgramHints(xla::CompileOptionsProto* options)
     } else if (name == kPhase) {
       LB_ASSIGN_OR_RETURN(hints.phase, ParsePhase(text));
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("There is no compiler option ", name.substr(0, 60), "; there are ",
-                                                     kPriority, " and ", kPhase));
+      return absl::InvalidArgumentError(
+          absl::StrCat("There is no compiler option ", name.substr(0, 60), "; there are ", kPriority, " and ", kPhase));
     }
   }
   return hints;

@@ -15,7 +15,7 @@
 namespace landbridge {
 
 struct ProgramHints {
-  std::optional<int32_t> priority;     // instead of the session's
+  std::optional<int32_t> priority;  // instead of the session's
   PipelinePhase phase = PHASE_NONE;
 };
 

@@ -33,8 +33,10 @@ TEST(HintsTest, ProgramsSayPriorityAndPhaseAndXlaDoesNotSeeIt) {
 }
 
 TEST(HintsTest, WrongWishesOfProgramsAreNamed) {
-  const std::pair<const char*, const char*> wrong[] = {{"landbridge_phase", "sideways"}, {"landbridge_priority", "1.5"},
-                                                       {"landbridge_priority", "1000001"}, {"landbridge_priority", ""},
+  const std::pair<const char*, const char*> wrong[] = {{"landbridge_phase", "sideways"},
+                                                       {"landbridge_priority", "1.5"},
+                                                       {"landbridge_priority", "1000001"},
+                                                       {"landbridge_priority", ""},
                                                        {"landbridge_colour", "blue"}};
   for (const auto& [name, text] : wrong) {
     xla::CompileOptionsProto options = Options(name, text);

@@ -35,7 +35,7 @@ class HostBuffers::Upload {
   struct ChunkEntry {
     std::shared_ptr<char> memory;  // null: freed
     size_t capacity = 0;
-    uint64_t served = 0;           // bytes given to consumers, summed over them
+    uint64_t served = 0;  // bytes given to consumers, summed over them
   };
   struct PendingRead {
     uint64_t offset = 0, size = 0;
@@ -45,14 +45,14 @@ class HostBuffers::Upload {
   SessionId session;
   uint64_t handle = 0;
   uint64_t key = 0;
-  int64_t size = -1;               // -1: not known yet
-  size_t max_bytes = 0;            // whole ones only: limit for a size that is not known yet
+  int64_t size = -1;     // -1: not known yet
+  size_t max_bytes = 0;  // whole ones only: limit for a size that is not known yet
   int64_t received = 0;
   bool begun = false, claimed = false, whole = false, complete = false;
-  bool dropped = false;            // nobody wants the bytes (any more)
-  absl::Status error;              // the bytes will never be there
+  bool dropped = false;  // nobody wants the bytes (any more)
+  absl::Status error;    // the bytes will never be there
   bool want_bytes = false, served = false;
-  size_t consumers = 0;            // workers that pull the whole image, each once
+  size_t consumers = 0;  // workers that pull the whole image, each once
   std::vector<Incarnation> workers;
   bool retain = false;             // a consumer went: who has read what is not known, so nothing is freed early
   std::vector<ChunkEntry> chunks;  // chunk i holds [i * kChunk, ...)
@@ -60,7 +60,7 @@ class HostBuffers::Upload {
   size_t held = 0;                 // bytes of chunks alive, also those that peers still fetch
   size_t provisional = 0;
   std::vector<PendingRead> reads;
-  std::function<void()> resume;    // set while parked
+  std::function<void()> resume;  // set while parked
 
   bool drains() const { return dropped || !error.ok(); }
   uint64_t ChunkBytes(size_t i) const { return std::min<uint64_t>(kChunk, static_cast<uint64_t>(size) - i * kChunk); }
@@ -96,7 +96,8 @@ std::shared_ptr<HostBuffers> HostBuffers::Create(Options options, dataplane::Dat
 }
 
 HostBuffers::HostBuffers(Options options, dataplane::DataPlane* data_plane)
-    : options_(std::move(options)), data_plane_(data_plane),
+    : options_(std::move(options)),
+      data_plane_(data_plane),
       pool_({.bytes_max = uint64_t{1} << 46, .idle_bytes_max = options_.store_pool_bytes, .chunk_bytes = kChunk}) {}
 
 HostBuffers::~HostBuffers() = default;
@@ -191,9 +192,9 @@ absl::StatusOr<HostBuffers::UploadPtr> HostBuffers::BeginLocked(uint64_t wire_id
     bad = absl::InvalidArgumentError(absl::StrCat("Host buffer ", handle, " announced ", size, " bytes; from 0 to ",
                                                   limits::kArrayBytesMax, " are possible"));
   } else if (upload->claimed && !upload->whole && size != upload->size) {
-    bad = absl::InvalidArgumentError(absl::StrCat("Host buffer ", handle, " holds ", size,
-                                                  " bytes, but the array's shape, type and strides need ",
-                                                  upload->size));
+    bad =
+        absl::InvalidArgumentError(absl::StrCat("Host buffer ", handle, " holds ", size,
+                                                " bytes, but the array's shape, type and strides need ", upload->size));
   } else if (upload->claimed && upload->whole && static_cast<uint64_t>(size) > upload->max_bytes) {
     bad = absl::ResourceExhaustedError(absl::StrCat("Host buffer ", handle, " holds ", size, " bytes; the limit of a ",
                                                     "string shard is ", upload->max_bytes));
@@ -295,8 +296,10 @@ void HostBuffers::Append(const UploadPtr& upload, absl::string_view bytes) {
       SetProvisional(*upload, 0);
       if (upload->drains()) return;
       if (static_cast<uint64_t>(upload->size - upload->received) < bytes.size()) {
-        Fail(upload, absl::InvalidArgumentError(absl::StrCat("Host buffer ", upload->handle, " sent more than the ",
-                                                             upload->size, " bytes it announced")), later);
+        Fail(upload,
+             absl::InvalidArgumentError(absl::StrCat("Host buffer ", upload->handle, " sent more than the ",
+                                                     upload->size, " bytes it announced")),
+             later);
       } else {
         const size_t index = static_cast<size_t>(static_cast<uint64_t>(upload->received) / kChunk);
         at = static_cast<size_t>(static_cast<uint64_t>(upload->received) % kChunk);
@@ -306,8 +309,10 @@ void HostBuffers::Append(const UploadPtr& upload, absl::string_view bytes) {
           entry.capacity = capacity;
           entry.memory = NewChunk(upload, capacity);
           if (entry.memory == nullptr) {
-            Fail(upload, absl::ResourceExhaustedError(absl::StrCat("No host memory in the proxy for host buffer ",
-                                                                   upload->handle)), later);
+            Fail(upload,
+                 absl::ResourceExhaustedError(
+                     absl::StrCat("No host memory in the proxy for host buffer ", upload->handle)),
+                 later);
           } else {
             upload->chunks.push_back(std::move(entry));
           }
@@ -341,10 +346,12 @@ absl::Status HostBuffers::EndStore(const UploadPtr& upload, bool cancelled) {
     absl::MutexLock lock(&mutex_);
     SetProvisional(*upload, 0);
     if (!upload->drains() && upload->received != upload->size) {
-      Fail(upload, absl::InvalidArgumentError(
-               cancelled ? absl::StrCat("The client gave up sending host buffer ", upload->handle)
-                         : absl::StrCat("Host buffer ", upload->handle, " ended after ", upload->received, " of ",
-                                        upload->size, " bytes")), later);
+      Fail(
+          upload,
+          absl::InvalidArgumentError(cancelled ? absl::StrCat("The client gave up sending host buffer ", upload->handle)
+                                               : absl::StrCat("Host buffer ", upload->handle, " ended after ",
+                                                              upload->received, " of ", upload->size, " bytes")),
+          later);
       answer = upload->error;
     } else if (!upload->drains()) {
       upload->complete = true;
@@ -408,8 +415,8 @@ absl::StatusOr<HostBuffers::Claimed> HostBuffers::ClaimLocked(SessionId session,
                                                     expected_bytes));
     }
     if (bad.ok() && whole && static_cast<uint64_t>(size) > max_bytes) {
-      bad = absl::ResourceExhaustedError(absl::StrCat("Host buffer ", handle, " holds ", size,
-                                                      " bytes; the limit of a string shard is ", max_bytes));
+      bad = absl::ResourceExhaustedError(
+          absl::StrCat("Host buffer ", handle, " holds ", size, " bytes; the limit of a string shard is ", max_bytes));
     }
     if (!bad.ok()) {
       Forget(upload, later);
@@ -636,8 +643,9 @@ void HostBuffers::AnswerReads(const UploadPtr& upload, Later& later) {
     }
     if (gone) {
       later.calls.push_back([done = std::move(read.done)] {
-        done(absl::AbortedError("The bytes of this upload were pulled before and are gone; the connection to the "
-                                "worker broke in the middle of it"));
+        done(
+            absl::AbortedError("The bytes of this upload were pulled before and are gone; the connection to the "
+                               "worker broke in the middle of it"));
       });
       continue;
     }
@@ -679,24 +687,24 @@ void HostBuffers::AnswerFromFile(const UploadPtr& upload, uint64_t offset, uint6
     });
     return;
   }
-  later.calls.push_back([done = std::move(done), upload, file = upload->file, memory = std::move(memory), offset,
-                         size, this]() mutable {
-    if (absl::Status read = file->Read(offset, memory.get(), static_cast<size_t>(size)); !read.ok()) {
-      memory.reset();
-      Later after;
-      {
-        absl::MutexLock lock(&mutex_);
-        Fail(upload, read, after);
-      }
-      after.Run();
-      return done(read);
-    }
-    dataplane::Chunk chunk;
-    chunk.size = size;
-    chunk.data = memory.get();
-    chunk.owner = std::move(memory);
-    done(std::move(chunk));
-  });
+  later.calls.push_back(
+      [done = std::move(done), upload, file = upload->file, memory = std::move(memory), offset, size, this]() mutable {
+        if (absl::Status read = file->Read(offset, memory.get(), static_cast<size_t>(size)); !read.ok()) {
+          memory.reset();
+          Later after;
+          {
+            absl::MutexLock lock(&mutex_);
+            Fail(upload, read, after);
+          }
+          after.Run();
+          return done(read);
+        }
+        dataplane::Chunk chunk;
+        chunk.size = size;
+        chunk.data = memory.get();
+        chunk.owner = std::move(memory);
+        done(std::move(chunk));
+      });
 }
 
 void HostBuffers::AnswerBytes(const UploadPtr& upload, Later& later) {
@@ -708,9 +716,8 @@ void HostBuffers::AnswerBytes(const UploadPtr& upload, Later& later) {
   } else {
     bytes = upload->error;
   }
-  later.calls.push_back([this, key = upload->key, bytes = std::move(bytes)]() mutable {
-    options_.on_bytes(key, std::move(bytes));
-  });
+  later.calls.push_back(
+      [this, key = upload->key, bytes = std::move(bytes)]() mutable { options_.on_bytes(key, std::move(bytes)); });
   UploadPtr hold = upload;
   Forget(hold, later);
   later.garbage.push_back(std::move(hold));
@@ -755,8 +762,7 @@ void HostBuffers::SourceRead(const UploadPtr& upload, uint64_t offset, uint64_t 
     const uint64_t total = static_cast<uint64_t>(std::max<int64_t>(upload->size, 0));
     if (offset > total || size > total - offset) {
       later.calls.push_back([done = std::move(done), offset, size, total] {
-        done(absl::InvalidArgumentError(
-            absl::StrCat("Bytes ", offset, "+", size, " of an upload that holds ", total)));
+        done(absl::InvalidArgumentError(absl::StrCat("Bytes ", offset, "+", size, " of an upload that holds ", total)));
       });
     } else {
       upload->reads.push_back({offset, size, std::move(done)});
@@ -779,8 +785,8 @@ absl::Status HostBuffers::PutResult(SessionId session, uint64_t handle, Result r
   Session& owner = *it->second;
   const size_t bytes = result.data == nullptr ? 0 : result.data->size();
   if (bytes > kSessionResultBytesMax - owner.result_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("Results of ", owner.result_bytes, " bytes wait to be fetched, ", bytes,
-                                                     " more would be above the session's limit of ",
+    return absl::ResourceExhaustedError(absl::StrCat("Results of ", owner.result_bytes, " bytes wait to be fetched, ",
+                                                     bytes, " more would be above the session's limit of ",
                                                      kSessionResultBytesMax));
   }
   if (!owner.results.emplace(handle, std::move(result)).second) {
@@ -800,8 +806,7 @@ absl::StatusOr<HostBuffers::Result> HostBuffers::FindResult(uint64_t wire_id, ab
   return it->second;
 }
 
-absl::StatusOr<HostBuffers::Result> HostBuffers::TakeResult(uint64_t wire_id, absl::string_view peer,
-                                                            uint64_t handle) {
+absl::StatusOr<HostBuffers::Result> HostBuffers::TakeResult(uint64_t wire_id, absl::string_view peer, uint64_t handle) {
   absl::MutexLock lock(&mutex_);
   Session* session = FindByWire(wire_id, peer);
   if (session == nullptr) return UnknownSession();

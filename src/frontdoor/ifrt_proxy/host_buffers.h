@@ -41,7 +41,7 @@ static_assert(kSessionResultBytesMax >= limits::kStringArrayBytesMax);
 class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
  public:
   struct Options {
-    uint64_t space = 0;                        // of the data-plane keys
+    uint64_t space = 0;  // of the data-plane keys
     size_t store_pool_bytes = 0;
     // The bytes under `key` that WantBytes asked for, or why they will never be there. From any thread.
     std::function<void(uint64_t key, absl::StatusOr<std::string>)> on_bytes;
@@ -67,8 +67,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   // The stream is over. The answer for the Store call; not OK when the size announced was not kept.
   absl::Status EndStore(const UploadPtr& upload, bool cancelled);
   // A file instead of a stream: its parts are read when they are asked for. Same errors as BeginStore.
-  absl::Status StoreFile(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size,
-                         UploadedFilePtr file);
+  absl::Status StoreFile(uint64_t wire_id, absl::string_view peer, uint64_t handle, int64_t size, UploadedFilePtr file);
 
   // --- Uploads, the session's side (loop thread).
   struct Claimed {
@@ -93,11 +92,11 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
 
   // --- Results (answers to CopyToHostBuffer), until the client deletes them.
   struct Result {
-    std::shared_ptr<const std::string> data;   // small ones; null: pull it
+    std::shared_ptr<const std::string> data;  // small ones; null: pull it
     Incarnation worker;
     uint64_t space = 0, id = 0;
     int64_t bytes = 0;
-    RequestId read;                            // to be released with it; invalid: nothing to release
+    RequestId read;  // to be released with it; invalid: nothing to release
   };
   absl::Status PutResult(SessionId session, uint64_t handle, Result result);
   absl::StatusOr<Result> FindResult(uint64_t wire_id, absl::string_view peer, uint64_t handle) const;
@@ -120,9 +119,9 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
     std::string peer;
     absl::flat_hash_map<uint64_t, UploadPtr> uploads;  // by the client's handle, until claimed and begun
     absl::flat_hash_map<uint64_t, Result> results;
-    size_t result_bytes = 0;                           // of results that lie here, in `data`
-    absl::flat_hash_set<uint64_t> keys;                // claimed and not dropped
-    size_t unclaimed_bytes = 0;                        // held by uploads that nobody claimed
+    size_t result_bytes = 0;             // of results that lie here, in `data`
+    absl::flat_hash_set<uint64_t> keys;  // claimed and not dropped
+    size_t unclaimed_bytes = 0;          // held by uploads that nobody claimed
   };
   // What is to be done after the lock is released.
   struct Later;
@@ -160,8 +159,8 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   absl::flat_hash_map<uint64_t, UploadPtr> by_key_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<UploadPtr> parked_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
-  size_t bytes_held_ ABSL_GUARDED_BY(mutex_) = 0;         // of all uploads, chunks that peers still fetch included
-  size_t provisional_ ABSL_GUARDED_BY(mutex_) = 0;        // messages that are being read
+  size_t bytes_held_ ABSL_GUARDED_BY(mutex_) = 0;   // of all uploads, chunks that peers still fetch included
+  size_t provisional_ ABSL_GUARDED_BY(mutex_) = 0;  // messages that are being read
 };
 
 }  // namespace landbridge

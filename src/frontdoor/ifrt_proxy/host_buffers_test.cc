@@ -70,7 +70,8 @@ class HostBuffersTest : public ::testing::Test {
     return buffers->EndStore(upload, false);
   }
   // As a client sends: message by message while there is room. The number of bytes taken.
-  size_t Feed(const HostBuffers::UploadPtr& upload, absl::string_view bytes, std::function<void()> resume = [] {}) {
+  size_t Feed(
+      const HostBuffers::UploadPtr& upload, absl::string_view bytes, std::function<void()> resume = [] {}) {
     size_t taken = 0;
     while (taken < bytes.size() && buffers->MayRead(upload, resume)) {
       const absl::string_view message = bytes.substr(taken, 1u << 20);

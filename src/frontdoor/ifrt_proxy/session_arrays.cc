@@ -181,8 +181,8 @@ absl::StatusOr<SessionCore::HostArray> SessionCore::ParseHostArray(
     source.buffer = buffer.host_buffer_handle();
     for (int64_t index : proto.addressable_shard_indices(i).indices()) {
       if (index < 0 || index >= shards || filled[static_cast<size_t>(index)]) {
-        return absl::InvalidArgumentError(absl::StrCat("Shard ", index, " of ", shards,
-                                                       " does not exist or is filled twice"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("Shard ", index, " of ", shards, " does not exist or is filled twice"));
       }
       filled[static_cast<size_t>(index)] = true;
       --left;
@@ -206,7 +206,7 @@ absl::StatusOr<SessionCore::HostArray> SessionCore::ParseHostArray(
 
 void SessionCore::MakeArraysFromHostBufferShards(Op op, const Request& request, TimeNs now) {
   const auto& make = request.make_arrays_from_host_buffer_shards_request();
-  std::vector<Handle> unused;                    // buffers that nobody has taken
+  std::vector<Handle> unused;  // buffers that nobody has taken
   absl::flat_hash_set<Handle> seen;
   for (const auto& spec : make.specs()) {
     for (const auto& buffer : spec.host_buffers()) {
@@ -242,9 +242,8 @@ void SessionCore::MakeArraysFromHostBufferShards(Op op, const Request& request, 
     return bad;
   }();
   for (Handle buffer : unused) host_->DiscardUpload(buffer);
-  Finish(op, std::move(entries), make.array_handles(), SetList([](proxy::IfrtResponse* r) {
-           return r->mutable_make_arrays_from_host_buffer_shards_response();
-         }));
+  Finish(op, std::move(entries), make.array_handles(),
+         SetList([](proxy::IfrtResponse* r) { return r->mutable_make_arrays_from_host_buffer_shards_response(); }));
 }
 
 void SessionCore::MakeErrorArrays(Op op, const Request& request) {
@@ -290,8 +289,8 @@ void SessionCore::Assemble(Op op, const Request& request) {
     LB_RETURN_IF_ERROR(spec.sharding->Validate(spec.dims));
     const auto& singles = assemble.single_device_array_handles();
     if (static_cast<size_t>(singles.size()) != spec.sharding->num_shards()) {
-      return absl::InvalidArgumentError(absl::StrCat(singles.size(), " arrays for a sharding over ",
-                                                     spec.sharding->num_shards(), " devices"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(singles.size(), " arrays for a sharding over ", spec.sharding->num_shards(), " devices"));
     }
     std::vector<ArrayEntry> result(1);
     LB_ASSIGN_OR_RETURN(std::vector<std::shared_ptr<StringArray>> strings, AllStrings(singles));
@@ -325,9 +324,8 @@ void SessionCore::Assemble(Op op, const Request& request) {
     return result;
   }();
   const Handle handles[1] = {assemble.result_handle()};
-  Finish(op, std::move(entries), absl::MakeConstSpan(handles), SetOne([](proxy::IfrtResponse* r) {
-           return r->mutable_assemble_array_from_single_device_arrays_response();
-         }));
+  Finish(op, std::move(entries), absl::MakeConstSpan(handles),
+         SetOne([](proxy::IfrtResponse* r) { return r->mutable_assemble_array_from_single_device_arrays_response(); }));
 }
 
 void SessionCore::Disassemble(Op op, const Request& request) {
@@ -349,13 +347,11 @@ void SessionCore::Disassemble(Op op, const Request& request) {
       }
       return result;
     }
-    LB_ASSIGN_OR_RETURN(std::vector<ArrayId> ids,
-                        controller_->Disassemble(options_.session, array->id, semantics));
+    LB_ASSIGN_OR_RETURN(std::vector<ArrayId> ids, controller_->Disassemble(options_.session, array->id, semantics));
     return ToEntries(ids, nullptr);
   }();
-  Finish(op, std::move(entries), disassemble.result_handles(), SetList([](proxy::IfrtResponse* r) {
-           return r->mutable_disassemble_into_single_device_arrays_response();
-         }));
+  Finish(op, std::move(entries), disassemble.result_handles(),
+         SetList([](proxy::IfrtResponse* r) { return r->mutable_disassemble_into_single_device_arrays_response(); }));
 }
 
 void SessionCore::FullyReplicatedShard(Op op, const Request& request) {
@@ -378,8 +374,7 @@ void SessionCore::FullyReplicatedShard(Op op, const Request& request) {
       result[0].strings = std::move(single);
       return result;
     }
-    LB_ASSIGN_OR_RETURN(result[0].id,
-                        controller_->FullyReplicatedShard(options_.session, array->id, semantics));
+    LB_ASSIGN_OR_RETURN(result[0].id, controller_->FullyReplicatedShard(options_.session, array->id, semantics));
     return result;
   }();
   const Handle handles[1] = {shard.result_handle()};
@@ -415,10 +410,9 @@ void SessionCore::CopyArrays(Op op, const Request& request, TimeNs now) {
       return result;
     }
     LB_ASSIGN_OR_RETURN(std::vector<ArrayId> ids, DeviceArrays(copy.array_handles()));
-    LB_ASSIGN_OR_RETURN(
-        std::vector<ArrayId> made,
-        controller_->Copy(options_.session, ids, devices.empty() ? nullptr : &devices,
-                          memory.has_value() ? &*memory : nullptr, semantics, op.context, now));
+    LB_ASSIGN_OR_RETURN(std::vector<ArrayId> made,
+                        controller_->Copy(options_.session, ids, devices.empty() ? nullptr : &devices,
+                                          memory.has_value() ? &*memory : nullptr, semantics, op.context, now));
     return ToEntries(made, op.hold);
   }();
   Finish(op, std::move(entries), copy.result_handles(),
@@ -459,8 +453,8 @@ void SessionCore::RemapArrays(Op op, const Request& request) {
     LB_ASSIGN_OR_RETURN(std::vector<ArrayId> ids, DeviceArrays(remap.array_handles()));
     const auto& plan = remap.plan();
     if (static_cast<size_t>(plan.input_specs_size()) != ids.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("A remap plan for ", plan.input_specs_size(), " arrays got ",
-                                                     ids.size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("A remap plan for ", plan.input_specs_size(), " arrays got ", ids.size()));
     }
     std::vector<uint32_t> in_shards, out_shards;
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -515,16 +509,16 @@ void SessionCore::ReshardArrays(Op op, const Request& request, TimeNs now) {
     LB_ASSIGN_OR_RETURN(const CopySemantics semantics, wire::ParseSemantics(reshard.copy_semantics()));
     LB_ASSIGN_OR_RETURN(std::vector<ArrayId> ids, DeviceArrays(reshard.array_handles()));
     if (static_cast<size_t>(reshard.array_specs_size()) != ids.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(reshard.array_specs_size(), " specs for ", ids.size(),
-                                                     " arrays to reshard"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(reshard.array_specs_size(), " specs for ", ids.size(), " arrays to reshard"));
     }
     std::vector<ArraySpec> outputs;
     for (const auto& proto : reshard.array_specs()) {
       LB_ASSIGN_OR_RETURN(ArraySpec spec, wire::ParseSpec(proto));
       outputs.push_back(std::move(spec));
     }
-    LB_ASSIGN_OR_RETURN(std::vector<ArrayId> made, controller_->Reshard(options_.session, ids, std::move(outputs),
-                                                                        semantics, op.context, now));
+    LB_ASSIGN_OR_RETURN(std::vector<ArrayId> made,
+                        controller_->Reshard(options_.session, ids, std::move(outputs), semantics, op.context, now));
     return ToEntries(made, op.hold);
   }();
   Finish(op, std::move(entries), reshard.result_handles(),
@@ -542,7 +536,8 @@ void SessionCore::CopyToHostBuffer(Op op, const Request& request) {
   if ((*array)->strings != nullptr) {
     const std::shared_ptr<StringArray> strings = (*array)->strings;
     if (strings->shards.size() != 1 && !strings->sharding->IsFullyReplicated()) {
-      return Fail(op, absl::InvalidArgumentError("Only arrays on one device or fully replicated ones can be read whole"));
+      return Fail(op,
+                  absl::InvalidArgumentError("Only arrays on one device or fully replicated ones can be read whole"));
     }
     const Handle handles[1] = {copy.array_handle()};
     return WhenAllReady(handles, [this, op = std::move(op), strings, buffer](absl::Status status) {

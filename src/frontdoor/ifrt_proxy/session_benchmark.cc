@@ -156,7 +156,7 @@ class Client {
 void BM_ChainedCall(benchmark::State& state) {
   Client client(static_cast<int>(state.range(0)));
   for (auto _ : state) {
-    state.PauseTiming();   // the client's part, for a batch
+    state.PauseTiming();  // the client's part, for a batch
     std::vector<std::pair<std::string, std::string>> calls;
     for (int i = 0; i < 256; ++i) calls.push_back(client.EncodeCall());
     state.ResumeTiming();

@@ -91,7 +91,7 @@ class SessionCall final : public Call, private SessionPipe::Stream {
   Lane* const lane_;
   grpc::ServerAsyncReaderWriter<proxy::IfrtResponse, proxy::IfrtRequest> stream_;
   std::shared_ptr<SessionPipe> pipe_;
-  SessionPipe::RequestPtr request_;   // being read
+  SessionPipe::RequestPtr request_;  // being read
   bool begun_ = false;
 };
 

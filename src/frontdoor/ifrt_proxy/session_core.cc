@@ -97,13 +97,13 @@ void SessionCore::OnRequest(const Request& request, TimeNs now) {
       // The client does not apply numbers of these: a numbered response would leave a gap that stops it for ever.
       op.numbered = false;
       break;
-    default:
-      op.hold = contexts_.Begin(op.context);
+    default: op.hold = contexts_.Begin(op.context);
   }
   if (++unanswered_ > options_.unanswered_max && MayWait(request)) {
-    return Fail(op, absl::ResourceExhaustedError(absl::StrCat(
-                        options_.unanswered_max, " requests of this session wait for their answers, its limit: wait for "
-                        "some of its arrays before asking for more")));
+    return Fail(op, absl::ResourceExhaustedError(
+                        absl::StrCat(options_.unanswered_max,
+                                     " requests of this session wait for their answers, its limit: wait for "
+                                     "some of its arrays before asking for more")));
   }
   Dispatch(std::move(op), request, now);
 }
@@ -338,7 +338,8 @@ void SessionCore::CheckFuture(Op op, const Request& request) {
 // ---------------------------------------------------------------- arrays by handle
 
 absl::Status SessionCore::NotTheClients(Handle handle) {
-  return absl::InvalidArgumentError(absl::StrCat("Result handle ", handle, " is not one that a client gives: they are below 2^48"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("Result handle ", handle, " is not one that a client gives: they are below 2^48"));
 }
 
 absl::StatusOr<SessionCore::ArrayEntry*> SessionCore::Find(Handle handle) {
@@ -448,9 +449,8 @@ void SessionCore::RetireLater(UserContexts::Hold hold) {
 void SessionCore::AddLaunch(Ticket ticket, UserContexts::Hold hold) {
   launches_.insert(ticket.value());
   last_launch_ = std::max(last_launch_, ticket.value());
-  const RequestId id = Wait([this, ticket, hold = std::move(hold)](const absl::Status& status) {
-    OnLaunchDone(ticket, status);
-  });
+  const RequestId id =
+      Wait([this, ticket, hold = std::move(hold)](const absl::Status& status) { OnLaunchDone(ticket, status); });
   controller_->WhenDone(options_.session, id, ticket);
 }
 

@@ -64,7 +64,7 @@ class SessionCore {
     uint64_t wire_id = 0;
     int protocol_version = 25;
     SessionHints hints = {};
-    std::string log_place = {};        // named in every error; empty: not
+    std::string log_place = {};  // named in every error; empty: not
     size_t unanswered_max = kSessionUnansweredMax;
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
@@ -107,7 +107,7 @@ class SessionCore {
     uint64_t context = 0;
     UserContexts::Hold hold;
     bool numbered = true;
-    bool awaited = true;                           // else the client only notes the answer
+    bool awaited = true;  // else the client only notes the answer
   };
   struct WaitingInit {
     Op op;
@@ -117,7 +117,7 @@ class SessionCore {
   struct StringShard {
     bool ready = false;
     absl::Status error;
-    std::string contents;                          // serialized StringArrayContents
+    std::string contents;  // serialized StringArrayContents
     std::vector<absl::AnyInvocable<void()>> waiters;
   };
   struct StringArray {
@@ -127,13 +127,13 @@ class SessionCore {
     bool deleted = false;
   };
   struct ArrayEntry {
-    absl::Status error;                            // not OK: the handle stands for this
-    ArrayId id;                                    // valid: the controller's array
+    absl::Status error;  // not OK: the handle stands for this
+    ArrayId id;          // valid: the controller's array
     std::shared_ptr<StringArray> strings;
-    UserContexts::Hold context;                    // of a request whose result may still fail
+    UserContexts::Hold context;  // of a request whose result may still fail
   };
   struct Executable {
-    ExecutableId id;                               // invalid: a reshard program
+    ExecutableId id;  // invalid: a reshard program
     std::shared_ptr<const ProgramImage> image;
     std::vector<DeviceId> devices;
     std::unique_ptr<ReshardProgram> reshard;
@@ -207,7 +207,7 @@ class SessionCore {
   void GetDefaultLayout(Op op, const Request& request);
   struct HostSource {
     Handle buffer = 0;
-    std::vector<uint32_t> shards;                // positions that it fills
+    std::vector<uint32_t> shards;  // positions that it fills
     int64_t image_bytes = 0;
     std::vector<int64_t> byte_strides;
   };
@@ -239,9 +239,9 @@ class SessionCore {
   SessionHost* const host_;
   const DeviceCatalog* catalog_ = nullptr;
   std::vector<WaitingInit> waiting_inits_;
-  size_t unanswered_ = 0;                        // requests
+  size_t unanswered_ = 0;  // requests
 
-  UserContexts contexts_;                        // outlives all holds below
+  UserContexts contexts_;  // outlives all holds below
   absl::flat_hash_map<Handle, ArrayEntry> arrays_;
   absl::flat_hash_map<Handle, std::shared_ptr<Executable>> executables_;
   absl::flat_hash_map<Handle, Future> futures_;

@@ -270,8 +270,7 @@ class SessionCoreTest : public ::testing::Test {
     const uint64_t op = Send(CompileRequestFor(devices));
     EXPECT_FALSE(Answered(op));
     const uint64_t token = host_.compiles.rbegin()->first;
-    core_->OnCompiled(token, SessionCore::Compiled{
-                                 Image(name, static_cast<int>(devices.size()), n, outputs, donates)});
+    core_->OnCompiled(token, SessionCore::Compiled{Image(name, static_cast<int>(devices.size()), n, outputs, donates)});
     Pump();
     EXPECT_TRUE(StatusOf(host_.responses[op]).ok()) << StatusOf(host_.responses[op]);
     return host_.responses[op].compile_response().loaded_executable_handle();
@@ -875,8 +874,7 @@ class ContextTest : public SessionCoreTest {
       if (!metadata.has_seq_num()) continue;
       EXPECT_EQ(metadata.seq_num(), next++);
       EXPECT_EQ(metadata.status().code(), 0);
-      ids.insert(ids.end(), metadata.destroyed_user_context_ids().begin(),
-                 metadata.destroyed_user_context_ids().end());
+      ids.insert(ids.end(), metadata.destroyed_user_context_ids().begin(), metadata.destroyed_user_context_ids().end());
     }
     return ids;
   }
@@ -931,8 +929,8 @@ TEST_F(ContextTest, AFailureIsShownWithItsContextAndKeepsIt) {
 TEST_F(ContextTest, SixtyThousandCallsLeaveNothing) {
   Make(1, "ab");
   const uint64_t executable = Compile("f", {0}, 2);
-  uint64_t previous = Call(ExecuteRequest(executable, {1}), 1'000).loaded_executable_execute_response().outputs(0)
-                          .array_handle();
+  uint64_t previous =
+      Call(ExecuteRequest(executable, {1}), 1'000).loaded_executable_execute_response().outputs(0).array_handle();
   for (uint64_t i = 1; i < 60'000; ++i) {
     Send(ExecuteRequest(executable, {previous}, {100 + i}), 1'000 + i);
     IfrtRequest destruct;

@@ -155,7 +155,8 @@ class Run {
     for (bool more = true; more;) {
       more = false;
       cluster.Run();
-      for (uint64_t key : std::exchange(cluster.wanted, {})) cluster.controller.OnHostBytes(key, absl::UnavailableError("gone"));
+      for (uint64_t key : std::exchange(cluster.wanted, {}))
+        cluster.controller.OnHostBytes(key, absl::UnavailableError("gone"));
       while (!cluster.resolved.empty()) {
         auto [id, status] = cluster.resolved.front();
         cluster.resolved.pop_front();
@@ -199,7 +200,9 @@ class Run {
   uint64_t op = 0;
 };
 
-std::string RawStep(const IfrtRequest& request) { return std::string(1, '\0') + WithLength(request.SerializeAsString()); }
+std::string RawStep(const IfrtRequest& request) {
+  return std::string(1, '\0') + WithLength(request.SerializeAsString());
+}
 
 }  // namespace
 

@@ -41,7 +41,7 @@ class ReceivedRequest {
   }
 
  private:
-  alignas(8) char block_[1024];   // an Execute of some 20 arguments
+  alignas(8) char block_[1024];  // an Execute of some 20 arguments
   google::protobuf::Arena arena_;
   Request* message_;
 };
@@ -59,7 +59,7 @@ class SessionPipe {
     virtual ~Stream() = default;
     virtual void StartRead() = 0;
     virtual void StartWrite(const Response& response, bool more_follows) = 0;  // encodes it at once
-    virtual void Cancel() = 0;    // reads and writes that are open end soon
+    virtual void Cancel() = 0;  // reads and writes that are open end soon
     virtual void Finish() = 0;
   };
 
@@ -84,7 +84,7 @@ class SessionPipe {
   // The last ones of those taken, not looked at since their answers would not find room. They are taken again after
   // `wake`.
   void PutBack(std::vector<RequestPtr> requests);
-  void Recycle(std::vector<RequestPtr> requests);   // what has been dealt with
+  void Recycle(std::vector<RequestPtr> requests);  // what has been dealt with
   // Bytes of requests that are kept behind the pipe; see kSessionCompileBytesMax.
   void AddKept(size_t bytes);
   void RemoveKept(size_t bytes);
@@ -106,7 +106,7 @@ class SessionPipe {
   const SessionId session_;
   const std::function<void()> wake_;
   mutable absl::Mutex mutex_;
-  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;   // null before Start and from Finish on
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null before Start and from Finish on
   std::vector<RequestPtr> requests_ ABSL_GUARDED_BY(mutex_);
   size_t request_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -118,14 +118,14 @@ class SessionPipe {
   std::deque<Answer> responses_ ABSL_GUARDED_BY(mutex_);
   size_t response_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of responses_ and of the one that is being written
   size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;       // the loop is to be woken once answers have left
+  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;  // the loop is to be woken once answers have left
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  bool cancelling_ ABSL_GUARDED_BY(mutex_) = false;    // inside Stream::Cancel, which must not outlive Finish
+  bool cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // inside Stream::Cancel, which must not outlive Finish
 };
 
 }  // namespace landbridge

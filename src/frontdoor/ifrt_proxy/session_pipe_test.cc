@@ -150,8 +150,8 @@ TEST_F(SessionPipeTest, WhatTheRequestsHoldIsCountedWhateverTheyAre) {
     for (int i = 0; i < 100'000; ++i) arrays->add_specs();
     return request;
   };
-  for (const std::function<SessionPipe::RequestPtr()>& make : {std::function<SessionPipe::RequestPtr()>(names),
-                                                               std::function<SessionPipe::RequestPtr()>(objects)}) {
+  for (const std::function<SessionPipe::RequestPtr()>& make :
+       {std::function<SessionPipe::RequestPtr()>(names), std::function<SessionPipe::RequestPtr()>(objects)}) {
     FakeStream stream;
     pipe_ = std::make_shared<SessionPipe>(SessionId(1), [this] { ++wakes_; });
     pipe_->Start(&stream);
@@ -182,7 +182,7 @@ TEST_F(SessionPipeTest, RequestsWaitWhileTheClientDoesNotTakeItsAnswers) {
   pipe_->OnRead(Execute(3));
   EXPECT_THAT(stream_.Did(), IsEmpty());  // not read on
   EXPECT_EQ(wakes_, 1);
-  EXPECT_THAT(Taken(), IsEmpty());        // nor looked at
+  EXPECT_THAT(Taken(), IsEmpty());  // nor looked at
   pipe_->OnWritten(true);
   EXPECT_EQ(wakes_, 2);
   EXPECT_THAT(stream_.Did(), ElementsAre("write 2", "read"));

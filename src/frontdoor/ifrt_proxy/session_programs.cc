@@ -24,8 +24,8 @@ absl::StatusOr<std::vector<DeviceId>> ProgramDevices(const xla::CompileOptionsPr
   const int64_t partitions = std::max<int64_t>(build.num_partitions(), 1);
   if (replicas > limits::kDevicesMax || partitions > limits::kDevicesMax ||
       replicas * partitions > limits::kDevicesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("A program of ", replicas, " replicas and ", partitions,
-                                                   " partitions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("A program of ", replicas, " replicas and ", partitions, " partitions"));
   }
   std::vector<DeviceId> devices;
   if (build.has_device_assignment() && build.device_assignment().computation_devices_size() > 0) {
@@ -52,8 +52,8 @@ absl::StatusOr<std::vector<DeviceId>> ProgramDevices(const xla::CompileOptionsPr
     devices.push_back(DeviceId(static_cast<int32_t>(build.device_ordinal())));
   } else {
     if (static_cast<size_t>(replicas * partitions) > catalog.devices.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("A program for ", replicas * partitions, " devices; there are ",
-                                                     catalog.devices.size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("A program for ", replicas * partitions, " devices; there are ", catalog.devices.size()));
     }
     for (int64_t i = 0; i < replicas * partitions; ++i) {
       devices.push_back(catalog.devices[static_cast<size_t>(i)].id);
@@ -337,9 +337,9 @@ void SessionCore::GetDefaultDeviceAssignment(Op op, const Request& request) {
   const size_t devices = catalog_ == nullptr ? 0 : catalog_->devices.size();
   if (replicas == 0 || partitions == 0 || replicas > devices || partitions > devices ||
       replicas * partitions > devices) {
-    return Fail(op, absl::InvalidArgumentError(absl::StrCat("A device assignment for ", replicas, " replicas and ",
-                                                            partitions, " partitions; there are ", devices,
-                                                            " devices")));
+    return Fail(
+        op, absl::InvalidArgumentError(absl::StrCat("A device assignment for ", replicas, " replicas and ", partitions,
+                                                    " partitions; there are ", devices, " devices")));
   }
   auto response = NewResponse(op);
   auto* assignment = response->mutable_get_default_device_assignment_response()->mutable_device_assignment();
@@ -376,8 +376,8 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   absl::StatusOr<std::shared_ptr<Executable>> found = FindExecutable(execute.loaded_executable_handle());
   if (!found.ok()) return refuse(found.status());
   Executable& executable = **found;
-  const size_t output_count = executable.reshard != nullptr ? executable.reshard->out.size()
-                                                            : executable.outputs.size();
+  const size_t output_count =
+      executable.reshard != nullptr ? executable.reshard->out.size() : executable.outputs.size();
   if (!wants_status && status_handle != 0) {
     return refuse(absl::InvalidArgumentError("A status handle for an execution that wants no status"));
   }
@@ -398,8 +398,8 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
     if (executable.reshard != nullptr) {
       const ReshardProgram& program = *executable.reshard;
       if (args.size() != program.in.size()) {
-        return absl::InvalidArgumentError(absl::StrCat("The reshard program moves ", program.in.size(),
-                                                       " arrays and got ", args.size()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("The reshard program moves ", program.in.size(), " arrays and got ", args.size()));
       }
       std::vector<ArraySpec> outputs;
       for (size_t i = 0; i < args.size(); ++i) {
@@ -423,9 +423,8 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
       return ToEntries(made, op.hold);
     }
     if (args.size() != static_cast<size_t>(executable.image->info.parameters_size())) {
-      return absl::InvalidArgumentError(absl::StrCat(executable.name, " takes ",
-                                                     executable.image->info.parameters_size(), " arguments and got ",
-                                                     args.size()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          executable.name, " takes ", executable.image->info.parameters_size(), " arguments and got ", args.size()));
     }
     ExecuteArgs launch;
     launch.executable = executable.id;
@@ -449,7 +448,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   auto response = NewResponse(op);
   auto* answer = response->mutable_loaded_executable_execute_response();
   absl::Status status = entries.status();
-  std::vector<ArrayId> watch;                       // of a reshard program: its status is that of the results
+  std::vector<ArrayId> watch;  // of a reshard program: its status is that of the results
   if (status.ok()) {
     for (const ArrayEntry& entry : *entries) watch.push_back(entry.id);
     Entries<Handle> registered = Register(*std::move(entries), handles);
@@ -484,7 +483,8 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
     status_handle = AddFuture(status_handle, std::move(future));
     answer->set_status_handle(status_handle);
     if (pending) {
-      const RequestId id = Wait([this, status_handle](const absl::Status& done) { ResolveFuture(status_handle, done); });
+      const RequestId id =
+          Wait([this, status_handle](const absl::Status& done) { ResolveFuture(status_handle, done); });
       if (ticket.valid()) {
         controller_->WhenDone(options_.session, id, ticket);
       } else {

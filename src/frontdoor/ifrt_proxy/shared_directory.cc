@@ -96,9 +96,10 @@ absl::StatusOr<UploadedFilePtr> UploadedFile::Open(const std::string& root, cons
                                                    " bytes instead of ", size, " or is no regular file"));
   }
   if (!OneMoreFile()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "this proxy holds ", FilesMax(), " files of uploads, its limit: let some transfers end before the next, or let "
-        "only large ones go by file (IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES)"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this proxy holds ", FilesMax(),
+                     " files of uploads, its limit: let some transfers end before the next, or let "
+                     "only large ones go by file (IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES)"));
   }
   ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   return UploadedFilePtr(new UploadedFile(file.Release(), std::move(name)));

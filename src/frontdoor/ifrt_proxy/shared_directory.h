@@ -82,7 +82,7 @@ class SharedDirectory {
   };
 
   const std::string root_;
-  std::atomic<uint64_t> uploads_{0};   // opened
+  std::atomic<uint64_t> uploads_{0};  // opened
   absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Client> clients_ ABSL_GUARDED_BY(mutex_);  // by wire id
   SessionId root_owner_ ABSL_GUARDED_BY(mutex_);  // the session without a folder whose turn it is

@@ -9,8 +9,8 @@
 namespace landbridge {
 namespace {
 
-constexpr uint8_t kDataTag = 0x0a;      // field 1, with a length
-constexpr int kLengthBitsMax = 35;      // of five bytes, as protobuf reads it
+constexpr uint8_t kDataTag = 0x0a;  // field 1, with a length
+constexpr int kLengthBitsMax = 35;  // of five bytes, as protobuf reads it
 
 // Where the data begins in the first slice, if the message is nothing but the field; else 0.
 size_t DataStart(const grpc::Slice& first, size_t total) {

@@ -14,7 +14,6 @@ namespace landbridge {
 // as clients do, else in `copy`. False: not a message of that type.
 //
 // Thread-safety: any thread.
-bool StoreMessageData(const std::vector<grpc::Slice>& slices, std::vector<absl::string_view>* parts,
-                      std::string* copy);
+bool StoreMessageData(const std::vector<grpc::Slice>& slices, std::vector<absl::string_view>* parts, std::string* copy);
 
 }  // namespace landbridge

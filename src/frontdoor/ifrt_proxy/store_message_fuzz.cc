@@ -21,9 +21,8 @@ std::string Encoded(const std::string& data) {
 // A number of cuts, the length of each slice but the last, then the message.
 std::vector<std::string> FuzzSeeds() {
   const std::string none(1, '\0');
-  return {none + Encoded("data"),
-          "\x02\x01\x03" + Encoded(std::string(300, 'x')),
-          "\x01\x04" + Encoded("one") + Encoded("two"),       // the last one counts
+  return {none + Encoded("data"), "\x02\x01\x03" + Encoded(std::string(300, 'x')),
+          "\x01\x04" + Encoded("one") + Encoded("two"),            // the last one counts
           none + std::string("\x0a\x84\x80\x80\x80\x00text", 10),  // a length in more bytes than it needs
           none + "\x12\x01z" + Encoded("behind an unknown field")};
 }

@@ -54,8 +54,8 @@ class UserContexts {
   bool closed_ = false;
   int64_t next_number_ = 0;
   size_t held_ = 0;
-  std::vector<uint64_t> released_;               // to be named back
-  absl::flat_hash_set<uint64_t> cited_;           // the newest ones
+  std::vector<uint64_t> released_;       // to be named back
+  absl::flat_hash_set<uint64_t> cited_;  // the newest ones
   std::deque<uint64_t> cited_order_;
   std::deque<uint64_t> kept_;
 };

@@ -34,8 +34,7 @@ absl::Status CheckVersion(const xla::ifrt::proxy::IfrtProxyVersion& version) {
     return absl::InvalidArgumentError(
         absl::StrCat("A session of protocol ", version.protocol_version(), " and serialization ",
                      version.ifrt_serdes_version_number(), "; this server speaks protocol ", kProtocolVersionMin,
-                     " to ", kProtocolVersionMax, " and serialization ", kSerdesVersionMin, " to ",
-                     kSerdesVersionMax));
+                     " to ", kProtocolVersionMax, " and serialization ", kSerdesVersionMin, " to ", kSerdesVersionMax));
   }
   return absl::OkStatus();
 }

@@ -116,7 +116,8 @@ absl::StatusOr<Sharding::Ptr> ParseSharding(const xla::ifrt::ShardingProto& prot
     return Sharding::Concrete(std::move(devices), memory, std::move(dims), std::move(shards));
   }
   if (type == "xla::ifrt::OpaqueSharding" || type == "xla::ifrt::ShardingParamSharding") {
-    return absl::UnimplementedError(absl::StrCat("Shardings of type ", type, " are not supported; use a NamedSharding"));
+    return absl::UnimplementedError(
+        absl::StrCat("Shardings of type ", type, " are not supported; use a NamedSharding"));
   }
   return absl::InvalidArgumentError(absl::StrCat("Unknown sharding type '", type.substr(0, 100), "'"));
 }

@@ -97,10 +97,11 @@ std::vector<std::string> FuzzSeeds() {
   status.set_message("no");
   (*status.mutable_payload())["type.googleapis.com/ifrt.UserContext"] = "12";
   seeds.push_back(std::string("\x02\0", 2) + WithLength(status.SerializeAsString()));
-  seeds.push_back(std::string("\x03") +
-                  R"(__serialized_plugin_program {"reshardRequest":{"donateInput":true,"inSharding":[{"devices":{"device_ids":)"
-                  R"([0,1]},"memory_kind":"device","xla_hlo_sharding":"CAM="}],"outSharding":[{"devices":{"device_ids":[2]},)"
-                  R"("xla_hlo_sharding":""}]}})");
+  seeds.push_back(
+      std::string("\x03") +
+      R"(__serialized_plugin_program {"reshardRequest":{"donateInput":true,"inSharding":[{"devices":{"device_ids":)"
+      R"([0,1]},"memory_kind":"device","xla_hlo_sharding":"CAM="}],"outSharding":[{"devices":{"device_ids":[2]},)"
+      R"("xla_hlo_sharding":""}]}})");
   seeds.push_back(std::string(300, '\x03'));
   return seeds;
 }

@@ -29,7 +29,7 @@ TEST(Version, TheHighestThatBothSpeak) {
   ASSERT_TRUE(version.ok());
   EXPECT_EQ(version->protocol_version(), 25);
   EXPECT_EQ(version->ifrt_serdes_version_number(), 3);
-  version = NegotiateVersion(Window(15, 22, 0, 0));       // 0.8.2
+  version = NegotiateVersion(Window(15, 22, 0, 0));  // 0.8.2
   ASSERT_TRUE(version.ok());
   EXPECT_EQ(version->protocol_version(), 22);
   EXPECT_EQ(version->ifrt_serdes_version_number(), 0);
@@ -45,9 +45,8 @@ TEST(Version, AClientOutsideHearsBothRanges) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("15 to 25"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("0 to 5"));
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat(window.min_version().protocol_version(), " to ",
-                                       window.max_version().protocol_version())));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(window.min_version().protocol_version(), " to ",
+                                                                      window.max_version().protocol_version())));
   }
 }
 
@@ -131,8 +130,9 @@ TEST(PluginProgram, Reshard) {
   xla::OpSharding op;  // replicated
   const std::string one = absl::StrCat(R"({"devices":{"device_ids":[0,1]},"xla_hlo_sharding":")",
                                        absl::Base64Escape(op.SerializeAsString()), R"("})");
-  auto program = ParsePluginProgram(absl::StrCat(R"(__serialized_plugin_program {"reshardRequest":{"donateInput":true,)",
-                                                 R"("inSharding":[)", one, R"(],"outSharding":[)", one, "]}}"));
+  auto program =
+      ParsePluginProgram(absl::StrCat(R"(__serialized_plugin_program {"reshardRequest":{"donateInput":true,)",
+                                      R"("inSharding":[)", one, R"(],"outSharding":[)", one, "]}}"));
   ASSERT_TRUE(program.ok()) << program.status();
   EXPECT_TRUE(program->donate);
   ASSERT_EQ(program->in.size(), 1u);

@@ -98,8 +98,8 @@ bool IsDense(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_stri
   return true;
 }
 
-absl::Status CheckStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_strides,
-                          int64_t element_bytes, int64_t image_bytes) {
+absl::Status CheckStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_strides, int64_t element_bytes,
+                          int64_t image_bytes) {
   if (byte_strides.size() != dims.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat(byte_strides.size(), " strides for an array of ", dims.size(), " dimensions"));
@@ -108,7 +108,8 @@ absl::Status CheckStrides(absl::Span<const int64_t> dims, absl::Span<const int64
   int64_t last = 0;  // offset of the last element
   for (size_t i = 0; i < dims.size(); ++i) {
     if (byte_strides[i] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("A negative stride (", byte_strides[i], "); copy the array first"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("A negative stride (", byte_strides[i], "); copy the array first"));
     }
     int64_t span = 0;
     if (__builtin_mul_overflow(dims[i] - 1, byte_strides[i], &span) || __builtin_add_overflow(last, span, &last)) {
@@ -221,8 +222,8 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
   });
 }
 
-void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box,
-                        int64_t element_bytes, const std::byte* src, int64_t offset, int64_t bytes) {
+void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes,
+                        const std::byte* src, int64_t offset, int64_t bytes) {
   ForEachRun(offset, bytes, strides, box, element_bytes, [&](int64_t at, int64_t count) {
     std::memcpy(image + at, src, static_cast<size_t>(count));
     src += count;

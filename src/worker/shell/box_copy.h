@@ -28,8 +28,8 @@ std::vector<int64_t> DenseStrides(absl::Span<const int64_t> dims, int64_t elemen
 bool IsDense(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_strides, int64_t element_bytes);
 
 // A wire image with strides must lie within `image_bytes`: INVALID_ARGUMENT if an element would not.
-absl::Status CheckStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_strides,
-                          int64_t element_bytes, int64_t image_bytes);
+absl::Status CheckStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> byte_strides, int64_t element_bytes,
+                          int64_t image_bytes);
 
 // INVALID_ARGUMENT unless the box has one range per dimension, inside `dims`.
 absl::Status CheckBox(absl::Span<const int64_t> dims, const IndexBox& box);
@@ -55,8 +55,8 @@ void GatherPackedRange(std::byte* dst, int64_t offset, int64_t bytes, const std:
                        absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes);
 
 // The other way round: `bytes` bytes of the packed box, from its byte `offset` on, to their places in the image.
-void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box,
-                        int64_t element_bytes, const std::byte* src, int64_t offset, int64_t bytes);
+void ScatterPackedRange(std::byte* image, absl::Span<const int64_t> strides, const IndexBox& box, int64_t element_bytes,
+                        const std::byte* src, int64_t offset, int64_t bytes);
 
 // The same for elements of 1, 2 or 4 bits, which the box packs as PackBits does, while the image has a byte for each:
 // `offset` and `bytes` are of the packed box. Bits of the last byte that stand for no element are 0, and are not read.

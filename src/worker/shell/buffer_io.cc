@@ -33,8 +33,8 @@ absl::string_view KindName(MemoryKindProto kind) {
 absl::StatusOr<OwnedImage> AllocateImage(int64_t bytes) {
   void* data = ::operator new(static_cast<size_t>(bytes), kImageAlignment, std::nothrow);
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("the worker's host has no memory for an image of ", bytes,
-                                                     " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the worker's host has no memory for an image of ", bytes, " bytes"));
   }
   return OwnedImage{static_cast<std::byte*>(data), bytes,
                     std::shared_ptr<void>(data, [](void* p) { ::operator delete(p, kImageAlignment); })};

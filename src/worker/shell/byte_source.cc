@@ -25,8 +25,8 @@ BoxSource::BoxSource(HostImage image, DType dtype, absl::Span<const int64_t> dim
     return;
   }
   const int element_bytes = HostElementBytes(dtype);
-  layout_ = std::make_shared<const Layout>(
-      Layout{std::move(image), DenseStrides(dims, element_bytes), std::move(box), element_bytes, DeviceElementBits(dtype)});
+  layout_ = std::make_shared<const Layout>(Layout{std::move(image), DenseStrides(dims, element_bytes), std::move(box),
+                                                  element_bytes, DeviceElementBits(dtype)});
 }
 
 void BoxSource::Layout::Pack(std::byte* dst, int64_t offset, int64_t bytes) const {

@@ -45,8 +45,8 @@ class BoxSource : public dataplane::Source {
   const bool packs_;
   TaskPool* const pool_;
   mutable absl::Mutex mutex_;
-  HostImage ready_ ABSL_GUARDED_BY(mutex_);                         // as they travel, or else
-  std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);    // how to make them so
+  HostImage ready_ ABSL_GUARDED_BY(mutex_);                       // as they travel, or else
+  std::shared_ptr<const Layout> layout_ ABSL_GUARDED_BY(mutex_);  // how to make them so
 };
 
 // An image that may be exchanged for a copy of itself while peers pull it: each chunk that is under way keeps the

@@ -41,7 +41,8 @@ absl::Status CollectiveLaunches::Open(const Launch& launch, LaunchWork* work) {
   CollectiveEngineOptions options;
   options.plane = context_->data_plane;
   options.executor = [pool = pool_](absl::AnyInvocable<void()> task) { pool->Run(std::move(task)); };
-  options.on_broken = [this, context = context_->shared_from_this(), ticket = Ticket(launch.ticket())](absl::Status why) {
+  options.on_broken = [this, context = context_->shared_from_this(),
+                       ticket = Ticket(launch.ticket())](absl::Status why) {
     context->Post([this, context, ticket, why] {
       // The loss of a worker has a name of its own; only a connection that broke between two that live is told as it is.
       context->loop->RunAfter(limits::kCollectiveBrokenGrace,

@@ -14,7 +14,7 @@ ControlSession::ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<Sh
       stream_(std::move(callbacks)),
       shell_(context_, data_plane_.get(),
              WorkerShell::Options{data_plane_->self(), std::move(limits), Incarnation(holder.value()), space,
-                                            [this](WorkerReport report) { stream_.Queue(report); }}) {}
+                                  [this](WorkerReport report) { stream_.Queue(report); }}) {}
 
 ControlSession::~ControlSession() { data_plane_->Shutdown(); }
 

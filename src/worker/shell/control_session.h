@@ -19,7 +19,8 @@ class ControlSession {
 
   // `data_plane` is this grant's alone, and open under its life (LifeUnder).
   ControlSession(Grant grant, ProxyLife holder, std::shared_ptr<ShellContext> context,
-                 std::unique_ptr<dataplane::DataPlane> data_plane, WorkerLimits limits, uint64_t space, Callbacks callbacks);
+                 std::unique_ptr<dataplane::DataPlane> data_plane, WorkerLimits limits, uint64_t space,
+                 Callbacks callbacks);
   ~ControlSession();
 
   const Grant& grant() const { return grant_; }
@@ -34,9 +35,7 @@ class ControlSession {
   absl::Status Resume(uint64_t received) { return stream_.Resume(received); }
   void OnBroken() { stream_.OnBroken(); }
   // A kFrameControl payload. An error: close the connection, the proxy resumes it.
-  absl::Status OnFrame(absl::string_view payload) {
-    return stream_.OnFrame(payload, shell_.core(), context_->Now());
-  }
+  absl::Status OnFrame(absl::string_view payload) { return stream_.OnFrame(payload, shell_.core(), context_->Now()); }
   void ApplyMore() { stream_.ApplyMore(shell_.core(), context_->Now()); }
 
   // Sends what has been reported since the last call; once per turn of the loop. True: progress that nobody waits for

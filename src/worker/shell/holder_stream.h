@@ -56,9 +56,9 @@ class HolderStream {
   const Callbacks callbacks_;
   StreamReceiver receiver_;
   StreamSender<std::string> sender_;
-  std::deque<WorkerOp> waiting_;     // received, not applied
+  std::deque<WorkerOp> waiting_;  // received, not applied
   bool asked_again_ = false;
-  std::deque<std::string> parked_;   // reports beyond the replay bound: bounded by the work that the peer gave us
+  std::deque<std::string> parked_;  // reports beyond the replay bound: bounded by the work that the peer gave us
   uint64_t heartbeat_number_ = 0;
   uint64_t peer_heartbeat_number_ = 0;
   int64_t peer_sent_ns_ = 0;

@@ -93,8 +93,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   absl::Mutex mutex_;
   std::vector<Event> events_ ABSL_GUARDED_BY(mutex_);
   bool has_late_ ABSL_GUARDED_BY(mutex_) = false;
-  bool woken_ ABSL_GUARDED_BY(mutex_) = false;   // a Drain is posted
-  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;   // late events need not wake: the timer runs, nobody is in a hurry
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;  // a Drain is posted
+  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;  // late events need not wake: the timer runs, nobody is in a hurry
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

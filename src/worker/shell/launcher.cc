@@ -56,7 +56,8 @@ absl::Status TakeArguments(const LaunchWork& work, size_t d, std::vector<std::sh
     std::shared_ptr<pjrt::Buffer> buffer = work.arguments[d][i]->buffer();
     if (buffer == nullptr) {
       const absl::Status status = work.arguments[d][i]->failure();
-      return status.ok() ? absl::InternalError(absl::StrCat("argument ", i, " of shard ", d, " has no buffer")) : status;
+      return status.ok() ? absl::InternalError(absl::StrCat("argument ", i, " of shard ", d, " has no buffer"))
+                         : status;
     }
     arguments->push_back(buffer.get());
     held->push_back(std::move(buffer));
@@ -117,7 +118,8 @@ void IssueOnDevice(pjrt::Client& client, const std::shared_ptr<Split>& split, si
 }  // namespace
 
 bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
-  if (platform != "cpu" || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax) return false;
+  if (platform != "cpu" || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax)
+    return false;
   if (info.flops_at_least() >= limits::kCpuPluginThreadsFlops) return true;
   if (info.has_loops() || info.custom_call_targets_size() > 0) return false;
   int64_t bytes = info.temp_bytes_per_device();

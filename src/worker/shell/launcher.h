@@ -19,13 +19,13 @@ namespace landbridge {
 
 // One launch, resolved: everything that the issuing thread needs.
 struct LaunchWork {
-  int32_t launch_id = 0;                       // unique among those not done, never 0
+  int32_t launch_id = 0;  // unique among those not done, never 0
   std::shared_ptr<LoadedProgram> program;
-  std::vector<int> devices;                    // local ordinal of each logical device (that is here)
+  std::vector<int> devices;  // local ordinal of each logical device (that is here)
   std::vector<std::vector<std::shared_ptr<BufferSlot>>> arguments;  // [logical device][parameter]
   std::vector<std::vector<std::shared_ptr<BufferSlot>>> outputs;    // [logical device][output]
-  std::vector<int64_t> kept;                   // parameters that the program would donate but this launch must not
-  std::vector<uint32_t> donated;               // parameters whose buffers end here
+  std::vector<int64_t> kept;      // parameters that the program would donate but this launch must not
+  std::vector<uint32_t> donated;  // parameters whose buffers end here
   bool issues_at_once = false;
   // Of split programs. The registration lives until all devices are done.
   std::shared_ptr<CollectiveRun> collectives;
@@ -49,6 +49,7 @@ void IssueLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone
 // The same for a split program: a piece of work for each device, in the order of work.devices. Each is to run on its device's
 // dispatch thread, whose turn it is; a small program may wait for its peers in there. When one device cannot begin, or fails,
 // the launch's collectives are aborted, so that the others end.
-std::vector<absl::AnyInvocable<void()>> SplitLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone done);
+std::vector<absl::AnyInvocable<void()>> SplitLaunch(pjrt::Client& client, LaunchWork work, Clock& clock,
+                                                    LaunchDone done);
 
 }  // namespace landbridge

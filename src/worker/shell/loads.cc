@@ -25,18 +25,18 @@ void Loads::Start(const LoadExecutable& load) {
                      load.sha256());
   }
   if (load.size() <= 0 || load.size() > limits::kEnvelopeBytesMax) {
-    return fail(absl::InvalidArgumentError(absl::StrCat("a program of ", load.size(), " bytes; at most ",
-                                                        limits::kEnvelopeBytesMax, " are possible")));
+    return fail(absl::InvalidArgumentError(
+        absl::StrCat("a program of ", load.size(), " bytes; at most ", limits::kEnvelopeBytesMax, " are possible")));
   }
   auto bytes = std::make_shared<std::string>(static_cast<size_t>(load.size()), '\0');
-  puller_->Pull(context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes->data(), bytes->size(), bytes,
-                [this, executable, devices = std::move(devices), bytes, sha256 = load.sha256()](absl::Status status) {
-                  if (!status.ok()) {
-                    return Finish(executable, AddContext(status, absl::StrCat("fetching program ",
-                                                                              executable.ToString())));
-                  }
-                  LoadBytes(executable, devices, bytes, sha256);
-                });
+  puller_->Pull(
+      context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes->data(), bytes->size(),
+      bytes, [this, executable, devices = std::move(devices), bytes, sha256 = load.sha256()](absl::Status status) {
+        if (!status.ok()) {
+          return Finish(executable, AddContext(status, absl::StrCat("fetching program ", executable.ToString())));
+        }
+        LoadBytes(executable, devices, bytes, sha256);
+      });
 }
 
 void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
@@ -58,9 +58,8 @@ void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::sh
       }
     }
     bytes.reset();
-    context->PostEnd([this, executable, result = std::move(result)]() mutable {
-      Finish(executable, std::move(result));
-    });
+    context->PostEnd(
+        [this, executable, result = std::move(result)]() mutable { Finish(executable, std::move(result)); });
   });
 }
 

@@ -17,14 +17,14 @@ class Loads {
  public:
   struct Loaded {
     std::shared_ptr<LoadedProgram> program;
-    bool issues_at_once = false;                // launcher.h
+    bool issues_at_once = false;  // launcher.h
   };
 
   Loads(ShellContext* context, Puller* puller) : context_(context), puller_(puller) {}
 
   // Answers the core's OnLoadDone.
   void Start(const LoadExecutable& load);
-  void Unload(ExecutableId executable);  // also in the middle of a load
+  void Unload(ExecutableId executable);               // also in the middle of a load
   const Loaded* Find(ExecutableId executable) const;  // null if it is not loaded; valid until the next change
   size_t loaded() const { return loaded_.size(); }
   void Clear();

@@ -83,8 +83,8 @@ absl::Status Makes::TryWholeCopy(const std::shared_ptr<Open>& open, bool* taken)
   }
   LB_ASSIGN_OR_RETURN(std::vector<int64_t> dims, source->dims());
   if (dims != open->dims) {
-    return absl::InvalidArgumentError(absl::StrCat("a copy of ", RefOf(piece.local()).ToString(),
-                                                   " has other dimensions than its source"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a copy of ", RefOf(piece.local()).ToString(), " has other dimensions than its source"));
   }
   *taken = true;
   if (piece.donate()) {
@@ -148,15 +148,15 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
       LB_ASSIGN_OR_RETURN(local.source_dims, buffer->dims());
       LB_ASSIGN_OR_RETURN(DType source_dtype, buffer->dtype());
       if (source_dtype != open->dtype) {
-        return absl::InvalidArgumentError(absl::StrCat("a piece of type ", DTypeName(source_dtype),
-                                                       " in a buffer of type ", DTypeName(open->dtype)));
+        return absl::InvalidArgumentError(
+            absl::StrCat("a piece of type ", DTypeName(source_dtype), " in a buffer of type ", DTypeName(open->dtype)));
       }
       local.source_box = BoxOf(piece.source_box(), local.source_dims);
       local.target_box = target_box;
       LB_RETURN_IF_ERROR(CheckBox(local.source_dims, local.source_box));
       if (local.source_box.dims() != target_box.dims()) {
-        return absl::InvalidArgumentError(absl::StrCat("a piece ", local.source_box.ToString(), " does not fit into ",
-                                                       target_box.ToString()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("a piece ", local.source_box.ToString(), " does not fit into ", target_box.ToString()));
       }
       open->local.push_back(std::move(local));
       continue;
@@ -173,8 +173,8 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
     }
   }
   if (covered != IndexBox::Whole(open->dims).Elements()) {
-    return absl::InvalidArgumentError(absl::StrCat("pieces with ", covered, " elements for a buffer of ",
-                                                   IndexBox::Whole(open->dims).Elements()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("pieces with ", covered, " elements for a buffer of ", IndexBox::Whole(open->dims).Elements()));
   }
   ++open->arriving;  // of this function
   Arrived(open, absl::OkStatus());
@@ -240,27 +240,28 @@ absl::Status Makes::PullChunk(const std::shared_ptr<Open>& open, const std::shar
   LB_ASSIGN_OR_RETURN(OwnedImage image, AllocateImage(bytes));
   const int64_t offset = strips->asked;
   strips->asked += bytes;
-  StartPull(open, strips->source, offset, image.data, bytes, image.owner,
-            [this, open, strips, image, offset, bytes, grant = std::move(grant), then = std::move(then)](
-                const absl::Status& status) mutable {
-              if (!status.ok()) return Arrived(open, status);
-              then();
-              context_->Begin();
-              std::shared_ptr<ShellContext> context = context_->shared_from_this();
-              context_->pool->Run([this, context, open, strips, image, offset, bytes, grant = std::move(grant)]() mutable {
-                const int element_bytes = HostElementBytes(open->dtype);
-                const std::vector<int64_t> strides = DenseStrides(open->dims, element_bytes);
-                if (IsSubByte(open->dtype)) {
-                  ScatterPackedBits(open->data, strides, strips->box, DeviceElementBits(open->dtype), image.data, offset,
-                                    bytes);
-                } else {
-                  ScatterPackedRange(open->data, strides, strips->box, element_bytes, image.data, offset, bytes);
-                }
-                image.owner.reset();
-                grant.reset();
-                context->PostEnd([this, open] { Arrived(open, absl::OkStatus()); });
-              });
-            });
+  StartPull(
+      open, strips->source, offset, image.data, bytes, image.owner,
+      [this, open, strips, image, offset, bytes, grant = std::move(grant),
+       then = std::move(then)](const absl::Status& status) mutable {
+        if (!status.ok()) return Arrived(open, status);
+        then();
+        context_->Begin();
+        std::shared_ptr<ShellContext> context = context_->shared_from_this();
+        context_->pool->Run([this, context, open, strips, image, offset, bytes, grant = std::move(grant)]() mutable {
+          const int element_bytes = HostElementBytes(open->dtype);
+          const std::vector<int64_t> strides = DenseStrides(open->dims, element_bytes);
+          if (IsSubByte(open->dtype)) {
+            ScatterPackedBits(open->data, strides, strips->box, DeviceElementBits(open->dtype), image.data, offset,
+                              bytes);
+          } else {
+            ScatterPackedRange(open->data, strides, strips->box, element_bytes, image.data, offset, bytes);
+          }
+          image.owner.reset();
+          grant.reset();
+          context->PostEnd([this, open] { Arrived(open, absl::OkStatus()); });
+        });
+      });
   return absl::OkStatus();
 }
 

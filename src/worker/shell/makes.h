@@ -43,9 +43,9 @@ class Makes {
   // A remote piece that is not one run of the target, as it travels.
   struct Strips {
     RemoteSource source;
-    IndexBox box;                              // in the target
-    int64_t bytes = 0;                         // packed
-    int64_t asked = 0;                         // of them
+    IndexBox box;       // in the target
+    int64_t bytes = 0;  // packed
+    int64_t asked = 0;  // of them
   };
   struct Open {
     std::shared_ptr<const MakeBuffers> make;
@@ -56,13 +56,13 @@ class Makes {
     int64_t bytes = 0;
     const pjrt::Memory* memory = nullptr;
     std::shared_ptr<BufferSlot> slot;
-    std::byte* data = nullptr;                 // where the dense image is put together ...
-    std::shared_ptr<const void> keep;          // ... and what holds it
-    bool in_place = false;                     // `data` is the buffer itself
+    std::byte* data = nullptr;         // where the dense image is put together ...
+    std::shared_ptr<const void> keep;  // ... and what holds it
+    bool in_place = false;             // `data` is the buffer itself
     std::vector<LocalPiece> local;
-    absl::flat_hash_set<Puller::Handle> pulls; // open ones
-    int arriving = 0;                          // pulls, and chunks that wait for memory or are copied
-    absl::Status status;                       // first failure
+    absl::flat_hash_set<Puller::Handle> pulls;  // open ones
+    int arriving = 0;                           // pulls, and chunks that wait for memory or are copied
+    absl::Status status;                        // first failure
     bool finished = false;
 
     const MakeBuffer& spec() const { return make->buffers(index); }

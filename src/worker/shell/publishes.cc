@@ -82,8 +82,8 @@ void Publishes::Offer(const std::shared_ptr<Open>& open, HostImage image, bool h
       context->Post([context = context.get(), transfer] { context->core->OnPublishQuiet(transfer, context->Now()); });
     });
   }
-  open->source = std::make_shared<BoxSource>(std::move(image), static_cast<DType>(op.dtype()), dims, BoxOf(op),
-                                             context_->pool);
+  open->source =
+      std::make_shared<BoxSource>(std::move(image), static_cast<DType>(op.dtype()), dims, BoxOf(op), context_->pool);
   context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kTransfer, op.transfer()), open->source,
                                 dataplane::PublishOptions{Incarnation(op.peer())});
   if (open->snapshot_due) SnapshotWhenLate(open);
@@ -120,7 +120,7 @@ void Publishes::MakeSnapshot(const std::shared_ptr<Open>& open, ImageBudget::Gra
     absl::StatusOr<HostImage> copy = source->Copy();
     if (copy.ok()) {
       copy->owner = std::make_shared<std::pair<std::shared_ptr<const void>, ImageBudget::Grant>>(std::move(copy->owner),
-                                                                                               std::move(grant));
+                                                                                                 std::move(grant));
       source->Switch(*std::move(copy));
     } else {
       LogWarning("the donor of ", name, " waits until it is sent: ", copy.status().ToString());
@@ -162,11 +162,11 @@ void Publishes::StopAll(const absl::Status& why) {
 void Publishes::Unpublish(TransferId transfer, const absl::Status& why) {
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
-  context_->data_plane->Unpublish(context_->KeyOf(DataKeyKind::kTransfer, transfer.value()), NotOk(why), [context, transfer] {
-    context->PostEnd([context = context.get(), transfer] {
-      context->core->OnPublishQuiet(transfer, context->Now());
-    });
-  });
+  context_->data_plane->Unpublish(
+      context_->KeyOf(DataKeyKind::kTransfer, transfer.value()), NotOk(why), [context, transfer] {
+        context->PostEnd(
+            [context = context.get(), transfer] { context->core->OnPublishQuiet(transfer, context->Now()); });
+      });
 }
 
 }  // namespace landbridge

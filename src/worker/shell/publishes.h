@@ -33,12 +33,12 @@ class Publishes {
  private:
   struct Open {
     Publish publish;
-    std::shared_ptr<BoxSource> source;      // published, and not stopped
+    std::shared_ptr<BoxSource> source;  // published, and not stopped
     bool published = false;
-    bool holds_buffer = false;              // the source reads the buffer itself, not a copy that the plugin made
-    bool snapshot_due = false;              // a donor waits
+    bool holds_buffer = false;  // the source reads the buffer itself, not a copy that the plugin made
+    bool snapshot_due = false;  // a donor waits
     std::shared_ptr<std::atomic<bool>> report_release = std::make_shared<std::atomic<bool>>(false);
-    bool stopped = false;                   // while the image was still being made
+    bool stopped = false;  // while the image was still being made
     absl::Status why;
   };
   absl::Status TryStart(const std::shared_ptr<Open>& open);

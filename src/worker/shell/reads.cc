@@ -29,8 +29,8 @@ absl::StatusOr<Wanted> Check(const Read& read) {
   const std::vector<int64_t> strides(read.byte_strides().begin(), read.byte_strides().end());
   if (IsDense(wanted.dims, strides, element_bytes)) {
     if (wanted.image_bytes != dense_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("a read of ", wanted.image_bytes, " bytes from an array of ",
-                                                     dense_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a read of ", wanted.image_bytes, " bytes from an array of ", dense_bytes));
     }
     return wanted;
   }
@@ -119,12 +119,12 @@ void Reads::Offer(const std::shared_ptr<Open>& open, HostImage image) {
   // The core hears that the buffer is free when the last chunk of it has been fetched.
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
-  image = NotifyWhenReleased(std::move(image), [this, context, open] {
-    context->PostEnd([this, open] { Quiet(open); });
-  });
+  image =
+      NotifyWhenReleased(std::move(image), [this, context, open] { context->PostEnd([this, open] { Quiet(open); }); });
   open->source = std::make_shared<SwitchableSource>(std::move(image));
   open->published = true;
-  context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kRead, read), open->source, dataplane::PublishOptions{context_->proxy});
+  context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kRead, read), open->source,
+                                dataplane::PublishOptions{context_->proxy});
   context_->Post([this, open, read] {
     if (!open->stopped) context_->core->OnReadDone(read, absl::OkStatus(), "", true, context_->Now());
   });
@@ -167,7 +167,8 @@ void Reads::Stop(uint64_t read) {
   std::shared_ptr<Open> open = it->second;
   open->stopped = true;
   if (!open->published) return;
-  context_->data_plane->Unpublish(context_->KeyOf(DataKeyKind::kRead, read), absl::FailedPreconditionError("the read was released"));
+  context_->data_plane->Unpublish(context_->KeyOf(DataKeyKind::kRead, read),
+                                  absl::FailedPreconditionError("the read was released"));
   open->source.reset();
   open_.erase(read);
 }

@@ -32,10 +32,10 @@ class Reads {
   struct Open {
     Read read;
     std::shared_ptr<SwitchableSource> source;
-    bool quiet = false;        // the core has been told
+    bool quiet = false;  // the core has been told
     bool stopped = false;
     bool published = false;
-    bool snapshot_due = false; // asked for while the image was being made
+    bool snapshot_due = false;  // asked for while the image was being made
   };
 
   void MakeImage(const std::shared_ptr<Open>& open, std::shared_ptr<BufferSlot> slot, DType dtype, bool snapshot);

@@ -35,8 +35,8 @@ struct Type {
   DType dtype;
   bool key = false;  // one more dimension, which is not divided: as the data of JAX's typed keys
 };
-constexpr Type kTypes[] = {{"f32", DType::kF32}, {"bf16", DType::kBF16},      {"int4", DType::kS4},
-                           {"uint4", DType::kU4}, {"int2", DType::kS2},       {"bool", DType::kPred},
+constexpr Type kTypes[] = {{"f32", DType::kF32},  {"bf16", DType::kBF16},    {"int4", DType::kS4},
+                           {"uint4", DType::kU4}, {"int2", DType::kS2},      {"bool", DType::kPred},
                            {"c64", DType::kC64},  {"key", DType::kU32, true}};
 
 // `tiles` of the two data dimensions, each held `copies` times, by the devices in order.
@@ -109,16 +109,21 @@ class Cell {
  public:
   Cell(const Layout& layout, const Type& type, Dims dims, Sharding::Ptr source, Sharding::Ptr target, bool donate,
        TaskPool* pool)
-      : layout_(layout), dtype_(type.dtype), dims_(std::move(dims)), source_(std::move(source)),
-        target_(std::move(target)), donate_(donate), pool_(pool), global_(Global(dtype_, dims_)) {}
+      : layout_(layout),
+        dtype_(type.dtype),
+        dims_(std::move(dims)),
+        source_(std::move(source)),
+        target_(std::move(target)),
+        donate_(donate),
+        pool_(pool),
+        global_(Global(dtype_, dims_)) {}
 
   void Run() {
     auto location = [this](DeviceId d) { return layout_.Place(d).at; };
     plan_ = PlanReshard(dims_, *source_, *target_, location, {nullptr, donate_}).value();
     std::vector<int64_t> workers;
-    ReshardPlanProto definition =
-        DefineReshard(dims_, *source_, *target_, [this](DeviceId d) { return layout_.Place(d); }, {nullptr, donate_},
-                      &workers);
+    ReshardPlanProto definition = DefineReshard(
+        dims_, *source_, *target_, [this](DeviceId d) { return layout_.Place(d); }, {nullptr, donate_}, &workers);
     for (size_t i = 0; i < workers.size(); ++i) {
       definition.set_self(static_cast<uint32_t>(i));
       parts_[workers[i]] = ReshardPart::Make(definition).value();
@@ -235,17 +240,18 @@ class Cell {
             Bytes* image) {
     if (bytes == 0) return;
     absl::Notification read;
-    source.Read(static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes), [&](absl::StatusOr<dataplane::Chunk> chunk) {
-      ASSERT_TRUE(chunk.ok()) << chunk.status();
-      ASSERT_EQ(chunk->size, static_cast<uint64_t>(bytes));
-      const auto* data = static_cast<const std::byte*>(chunk->data);
-      if (IsSubByte(dtype_)) {
-        ScatterPackedBits(image->data(), strides, to, DeviceElementBits(dtype_), data, offset, bytes);
-      } else {
-        ScatterPackedRange(image->data(), strides, to, HostElementBytes(dtype_), data, offset, bytes);
-      }
-      read.Notify();
-    });
+    source.Read(static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes),
+                [&](absl::StatusOr<dataplane::Chunk> chunk) {
+                  ASSERT_TRUE(chunk.ok()) << chunk.status();
+                  ASSERT_EQ(chunk->size, static_cast<uint64_t>(bytes));
+                  const auto* data = static_cast<const std::byte*>(chunk->data);
+                  if (IsSubByte(dtype_)) {
+                    ScatterPackedBits(image->data(), strides, to, DeviceElementBits(dtype_), data, offset, bytes);
+                  } else {
+                    ScatterPackedRange(image->data(), strides, to, HostElementBytes(dtype_), data, offset, bytes);
+                  }
+                  read.Notify();
+                });
     read.WaitForNotification();
   }
 
@@ -347,8 +353,8 @@ TEST_P(ReshardMatrix, ValuesAndBytesOfEveryCell) {
         for (size_t a = 0; a < std::size(kKinds); ++a) {
           for (size_t b = 0; b < std::size(kKinds); ++b) {
             for (bool donate : {false, true}) {
-              SCOPED_TRACE(absl::StrCat(layout.name, ", ", DimsToString(dims), ", ", places.name, ", ", kKinds[a], " -> ",
-                                        kKinds[b], donate ? ", donated" : ""));
+              SCOPED_TRACE(absl::StrCat(layout.name, ", ", DimsToString(dims), ", ", places.name, ", ", kKinds[a],
+                                        " -> ", kKinds[b], donate ? ", donated" : ""));
               Cell cell(layout, type, dims, Kind(a, Ids(places.before), type.key), Kind(b, Ids(places.after), type.key),
                         donate, &pool);
               cell.Run();

@@ -33,16 +33,16 @@ struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   dataplane::DataPlane* data_plane = nullptr;
   TaskPool* pool = nullptr;
   Dispatcher* dispatcher = nullptr;
-  ImageBudget* images = nullptr;  // for host images of uploads
-  ImageBudget* staged = nullptr;  // for chunks of pieces that are put together from strips
+  ImageBudget* images = nullptr;     // for host images of uploads
+  ImageBudget* staged = nullptr;     // for chunks of pieces that are put together from strips
   ImageBudget* snapshots = nullptr;  // for copies of what is being sent while a donor waits
   std::shared_ptr<Inbox> inbox;
   DeviceStore store;
-  WorkerCore* core = nullptr;     // set once, before anything happens
-  uint64_t space = 0;             // of this grant's data-plane keys, its own and the proxy's
-  dataplane::PeerId proxy;        // its data plane
-  bool closed = false;            // the grant's objects are gone: late events are dropped
-  int64_t open = 0;               // asynchronous pieces that still point into the shell; see Begin
+  WorkerCore* core = nullptr;  // set once, before anything happens
+  uint64_t space = 0;          // of this grant's data-plane keys, its own and the proxy's
+  dataplane::PeerId proxy;     // its data plane
+  bool closed = false;         // the grant's objects are gone: late events are dropped
+  int64_t open = 0;            // asynchronous pieces that still point into the shell; see Begin
 
   TimeNs Now() const { return loop->Now(); }
 

@@ -15,10 +15,11 @@ constexpr int64_t kSendSnapshotBytesMax = int64_t{256} << 20;
 // The CPU plugin runs programs below 1,000 floating point operations inside the call that launches them; twice that is
 // surely beyond, also where its estimate before the last passes counts.
 constexpr double kCpuPluginThreadsFlops = 2000;
-constexpr int64_t kRunInPlaceBytesMax = 64 << 10;       // arguments, results and scratch of what may run on the loop's thread
-constexpr int kIssueInPlaceArgumentsMax = 64;           // more take longer than waking a thread
+constexpr int64_t kRunInPlaceBytesMax = 64
+                                        << 10;  // arguments, results and scratch of what may run on the loop's thread
+constexpr int kIssueInPlaceArgumentsMax = 64;   // more take longer than waking a thread
 
-constexpr int64_t kOpsPerTurn = 2048;                   // buffers that ops make or delete between two looks at heartbeats
+constexpr int64_t kOpsPerTurn = 2048;  // buffers that ops make or delete between two looks at heartbeats
 
 // Threads for the collectives of programs over several workers: one per device and so many more.
 constexpr int kCollectiveThreadsMore = 2;

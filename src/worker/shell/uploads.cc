@@ -70,8 +70,8 @@ absl::Status Uploads::Prepare(Open& open) {
   std::vector<int64_t> strides(op.byte_strides().begin(), op.byte_strides().end());
   if (IsDense(open.dims, strides, element_bytes)) {
     if (op.image_bytes() < open.dense_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("an image of ", op.image_bytes(), " bytes for an array of ",
-                                                     open.dense_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("an image of ", op.image_bytes(), " bytes for an array of ", open.dense_bytes));
     }
   } else {
     LB_RETURN_IF_ERROR(CheckStrides(open.dims, strides, element_bytes, op.image_bytes()));
@@ -98,13 +98,13 @@ absl::Status Uploads::PullInPlace(const std::shared_ptr<Open>& open) {
   }
   LB_ASSIGN_OR_RETURN(std::shared_ptr<const BufferSlot::Pinned> pinned, open->slots[0]->Pin());
   std::byte* data = pinned->data();
-  open->pull = puller_->Pull(context_->proxy, context_->KeyOf(DataKeyKind::kUpload, open->upload->key()), 0, data,
-                             static_cast<uint64_t>(open->dense_bytes), std::move(pinned),
-                             [this, open](absl::Status status) {
-                               open->pull = 0;
-                               if (!status.ok()) return Finish(open, status);
-                               Replicate(open);
-                             });
+  open->pull =
+      puller_->Pull(context_->proxy, context_->KeyOf(DataKeyKind::kUpload, open->upload->key()), 0, data,
+                    static_cast<uint64_t>(open->dense_bytes), std::move(pinned), [this, open](absl::Status status) {
+                      open->pull = 0;
+                      if (!status.ok()) return Finish(open, status);
+                      Replicate(open);
+                    });
   return absl::OkStatus();
 }
 
@@ -152,19 +152,19 @@ void Uploads::Bytes(uint64_t key, std::string data) {
   MakeFromImage(open, keep, reinterpret_cast<const std::byte*>(keep->data()), static_cast<int64_t>(keep->size()));
 }
 
-void Uploads::MakeFromImage(const std::shared_ptr<Open>& open, std::shared_ptr<const void> keep,
-                            const std::byte* data, int64_t bytes) {
+void Uploads::MakeFromImage(const std::shared_ptr<Open>& open, std::shared_ptr<const void> keep, const std::byte* data,
+                            int64_t bytes) {
   if (bytes <= static_cast<int64_t>(limits::kInlineBytesMax)) {
     // Cheaper here than a hop to another thread. The plugin copies small images during the call.
-    PostFinish(open, FillFromImage(*context_->io, data, open->dtype, open->dims, open->strides, open->memories,
-                                   open->slots));
+    PostFinish(open,
+               FillFromImage(*context_->io, data, open->dtype, open->dims, open->strides, open->memories, open->slots));
     return;
   }
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
   context_->pool->Run([this, context, open, keep = std::move(keep), data]() mutable {
-    absl::Status status = FillFromImage(*context->io, data, open->dtype, open->dims, open->strides, open->memories,
-                                        open->slots);
+    absl::Status status =
+        FillFromImage(*context->io, data, open->dtype, open->dims, open->strides, open->memories, open->slots);
     keep.reset();
     context->PostEnd([this, open, status] { Finish(open, status); });
   });

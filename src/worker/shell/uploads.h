@@ -38,7 +38,7 @@ class Uploads {
     std::vector<std::shared_ptr<BufferSlot>> slots;  // per target
     Puller::Handle pull = 0;
     bool waits_for_bytes = false;
-    bool waits_for_memory = false;                   // in line for a host image
+    bool waits_for_memory = false;  // in line for a host image
     bool finished = false;
   };
 

@@ -34,10 +34,7 @@ bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host ==
 }  // namespace
 
 WorkerProcess::WorkerProcess(Loop* loop, WorkerOptions options, std::function<void(const absl::Status&)> stop)
-    : loop_(loop),
-      options_(std::move(options)),
-      stop_(std::move(stop)),
-      incarnation_(SystemRandom().NextNonZero()) {}
+    : loop_(loop), options_(std::move(options)), stop_(std::move(stop)), incarnation_(SystemRandom().NextNonZero()) {}
 
 WorkerProcess::~WorkerProcess() { LB_CHECK(shut_down_); }
 
@@ -159,12 +156,13 @@ WorkerInfo WorkerProcess::Describe() const {
 
 // ---------------------------------------------------------------- control streams
 
-void WorkerProcess::WakeUp() { inbox_->Push([] {}); }
+void WorkerProcess::WakeUp() {
+  inbox_->Push([] {});
+}
 
 ControlSession* WorkerProcess::FindSession(const ControlStreamId& stream) {
   auto it = sessions_.find(stream.grant.slice);
-  if (it == sessions_.end() || !it->second->grant().SameNumber(stream.grant) ||
-      it->second->holder() != stream.holder) {
+  if (it == sessions_.end() || !it->second->grant().SameNumber(stream.grant) || it->second->holder() != stream.holder) {
     return nullptr;
   }
   return it->second.get();
@@ -198,9 +196,9 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   plane.token = dataplane::TokenFromSecret(options_.cluster_secret);
   absl::StatusOr<std::unique_ptr<dataplane::DataPlane>> opened = data_host_->Open(std::move(plane));
   LB_CHECK(opened.ok());  // lives are not re-used
-  auto made = std::make_unique<ControlSession>(stream.grant, stream.holder, std::move(context), *std::move(opened), limits_,
-                                               stream.space != 0 ? stream.space : stream.holder.value(),
-                                               std::move(callbacks));
+  auto made =
+      std::make_unique<ControlSession>(stream.grant, stream.holder, std::move(context), *std::move(opened), limits_,
+                                       stream.space != 0 ? stream.space : stream.holder.value(), std::move(callbacks));
   ControlSession& session = *made;
   sessions_[stream.grant.slice] = std::move(made);
   return session;

@@ -28,17 +28,17 @@ namespace landbridge {
 struct WorkerOptions {
   std::string resource_manager_address;
   std::string listen_host = "127.0.0.1";
-  int port = 0;                         // 0: any free one
-  std::string port_file;                // gets "host:port\n" when we listen
-  std::string name;                     // the same when the worker is started again; empty: host and port or pid
-  int slice_hint = -1;                  // the slice it would like to be in; the resource manager decides
+  int port = 0;           // 0: any free one
+  std::string port_file;  // gets "host:port\n" when we listen
+  std::string name;       // the same when the worker is started again; empty: host and port or pid
+  int slice_hint = -1;    // the slice it would like to be in; the resource manager decides
   std::string plugin_path;
-  int devices = 4;                      // CPU plugins only: others show what is there
-  int64_t device_memory_limit = 0;      // bytes per device; 0: 80 % of the host's memory over all devices
+  int devices = 4;                  // CPU plugins only: others show what is there
+  int64_t device_memory_limit = 0;  // bytes per device; 0: 80 % of the host's memory over all devices
   LeaseTimes times;
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
-  std::string cluster_secret;           // data planes of processes with another one are refused
+  std::string cluster_secret;  // data planes of processes with another one are refused
 };
 
 // Thread-safety: the loop's thread only; the constructor and Shutdown may run before and after the loop does.
@@ -89,7 +89,7 @@ class WorkerProcess {
   std::unique_ptr<pjrt::Client> client_;
   std::unique_ptr<BufferIo> io_;
   WorkerLimits limits_;
-  std::shared_ptr<dataplane::DataPlaneHost> data_host_;  // a data plane per grant
+  std::shared_ptr<dataplane::DataPlaneHost> data_host_;       // a data plane per grant
   uint64_t ended_bytes_sent_ = 0, ended_bytes_received_ = 0;  // of grants that have ended
   std::unique_ptr<TaskPool> pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
@@ -102,7 +102,7 @@ class WorkerProcess {
   std::unique_ptr<WorkerAgent> agent_;
 
   absl::flat_hash_map<PhysicalSliceId, std::unique_ptr<ControlSession>> sessions_;
-  std::vector<std::unique_ptr<ControlSession>> fenced_;   // until their old work has ended
+  std::vector<std::unique_ptr<ControlSession>> fenced_;  // until their old work has ended
   std::vector<Loop::TimerId> timers_;
   TimeNs last_heartbeat_ = 0;
   MemoryTrimmer trimmer_;

@@ -51,11 +51,16 @@ std::string AddProgram(int rows) {
   return absl::StrCat(R"(
 module @jit_add attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["d"=4]>
-  func.func public @main(%arg0: tensor<)", rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>},
-                         %arg1: tensor<)", rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>})
-      -> (tensor<)", rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>}) {
-    %0 = stablehlo.add %arg0, %arg1 : tensor<)", rows, R"(x16xf32>
-    return %0 : tensor<)", rows, R"(x16xf32>
+  func.func public @main(%arg0: tensor<)",
+                      rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>},
+                         %arg1: tensor<)",
+                      rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>})
+      -> (tensor<)",
+                      rows, R"(x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {}]>}) {
+    %0 = stablehlo.add %arg0, %arg1 : tensor<)",
+                      rows, R"(x16xf32>
+    return %0 : tensor<)",
+                      rows, R"(x16xf32>
   }
 })");
 }
@@ -114,7 +119,8 @@ class WorkerProcessTest : public ::testing::Test {
     options.device_memory_limit = device_memory_limit;
     options.port_file = absl::StrCat(::testing::TempDir(), "/worker-port-", ::getpid());
     port_file_ = options.port_file;
-    worker_ = Value(WorkerProcess::Start(&loop_, options, [this](const absl::Status& why) { stopped_ = why; }), "worker");
+    worker_ =
+        Value(WorkerProcess::Start(&loop_, options, [this](const absl::Status& why) { stopped_ = why; }), "worker");
   }
 
   HolderAgent::Callbacks AgentCallbacks() {

@@ -143,8 +143,8 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": it is not of the kind that its program was compiled for"));
   }
   if (!info.split() && launch.devices_size() != std::max(info.num_devices(), 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": ", launch.devices_size(), " devices for a program of ",
-                                                   info.num_devices()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": ", launch.devices_size(), " devices for a program of ", info.num_devices()));
   }
   if (launch.args_size() != info.parameters_size() || launch.outputs_size() != info.outputs_size()) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": ", launch.args_size(), " arguments and ",
@@ -186,11 +186,12 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
     work.arguments[d].reserve(static_cast<size_t>(launch.args_size()));
     for (const LaunchArg& arg : launch.args()) {
       if (arg.shards_size() != 0 && static_cast<size_t>(arg.shards_size()) != shards) {
-        return absl::InvalidArgumentError(absl::StrCat(name, ": an argument of ", arg.shards_size(), " shards on ",
-                                                       shards, " devices"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": an argument of ", arg.shards_size(), " shards on ", shards, " devices"));
       }
-      const BufferRef ref = arg.shards_size() != 0 ? RefOf(arg.shards(static_cast<int>(d)))
-                                                   : BufferRef{ArrayId(arg.array()), ShardOf(launch, static_cast<int>(d))};
+      const BufferRef ref = arg.shards_size() != 0
+                                ? RefOf(arg.shards(static_cast<int>(d)))
+                                : BufferRef{ArrayId(arg.array()), ShardOf(launch, static_cast<int>(d))};
       const DeviceStore::Entry* entry = context_->store.Find(ref);
       if (entry == nullptr) return absl::InternalError(absl::StrCat(name, ": ", ref.ToString(), " is not here"));
       work.arguments[d].push_back(entry->slot);

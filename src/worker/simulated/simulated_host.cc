@@ -16,7 +16,9 @@ namespace landbridge {
 using nlohmann::json;
 
 SimulatedHost::SimulatedHost(Loop* loop, SimulatedHostOptions options)
-    : loop_(loop), options_(std::move(options)), board_([loop](std::function<void()> task) { loop->Post(std::move(task)); }) {
+    : loop_(loop),
+      options_(std::move(options)),
+      board_([loop](std::function<void()> task) { loop->Post(std::move(task)); }) {
   context_.now = [loop] { return loop->Now(); };
   context_.post = [loop](std::function<void()> task) { loop->Post(std::move(task)); };
   context_.run_after = [loop](DurationNs delay, std::function<void()> task) { loop->RunAfter(delay, std::move(task)); };
@@ -36,9 +38,9 @@ absl::StatusOr<std::unique_ptr<SimulatedHost>> SimulatedHost::Start(Loop* loop, 
   };
   LB_RETURN_IF_ERROR(check("--workers", options.workers, limits::kSimulatedWorkersMax));
   LB_RETURN_IF_ERROR(check("--devices", options.worker.devices, limits::kSimulatedDevicesPerWorkerMax));
-  LB_RETURN_IF_ERROR(NeedOpenFiles(
-      options.workers * limits::kSimulatedDescriptorsPerWorker + limits::kSimulatedDescriptorsSpare,
-      absl::StrCat("simulating ", options.workers, " workers")));
+  LB_RETURN_IF_ERROR(
+      NeedOpenFiles(options.workers * limits::kSimulatedDescriptorsPerWorker + limits::kSimulatedDescriptorsSpare,
+                    absl::StrCat("simulating ", options.workers, " workers")));
   std::unique_ptr<SimulatedHost> host(new SimulatedHost(loop, std::move(options)));
   LB_RETURN_IF_ERROR(host->Init());
   return host;

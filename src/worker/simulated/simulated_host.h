@@ -20,8 +20,8 @@ struct SimulatedHostOptions {
   SimulatedWorkerOptions worker;
   int workers = 1;
   DurationNs launch_time = 0;
-  std::string admin_address = "127.0.0.1:0";   // for questions: "status", and "kill" (below)
-  std::string port_file;                       // gets the port for questions when all workers listen
+  std::string admin_address = "127.0.0.1:0";  // for questions: "status", and "kill" (below)
+  std::string port_file;                      // gets the port for questions when all workers listen
 };
 
 // Answers {"what": "kill", "worker": "simulated-7", "restart": true}: ends that worker as SIGKILL would; with `restart` a
@@ -52,7 +52,7 @@ class SimulatedHost {
   SimulatedHostContext context_;
   TransferBoard board_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
-  std::vector<bool> awake_;             // is in woken_
+  std::vector<bool> awake_;  // is in woken_
   std::vector<size_t> woken_, put_off_;
   bool turn_posted_ = false;
   Loop::TimerId delay_ = 0, tick_ = 0;

@@ -35,11 +35,13 @@ absl::StatusOr<SimulatedBytes> DenseImage(const Upload& upload, std::string data
   const std::vector<int64_t> dims = ToVector(upload.dims()), strides = ToVector(upload.byte_strides());
   LB_ASSIGN_OR_RETURN(int64_t dense_bytes, DenseBytes(dims, element_bytes));
   if (static_cast<int64_t>(data.size()) != upload.image_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat("an image of ", upload.image_bytes(), " bytes arrived as ", data.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("an image of ", upload.image_bytes(), " bytes arrived as ", data.size()));
   }
   if (IsDense(dims, strides, element_bytes)) {
     if (static_cast<int64_t>(data.size()) < dense_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("an image of ", data.size(), " bytes for an array of ", dense_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("an image of ", data.size(), " bytes for an array of ", dense_bytes));
     }
     data.resize(static_cast<size_t>(dense_bytes));
     return std::make_shared<const std::string>(std::move(data));
@@ -205,16 +207,18 @@ absl::Status SimulatedShell::AddPiece(const std::shared_ptr<Make>& make, const P
     SimulatedBytes source = BytesOf(RefFrom(piece.local()));
     if (source == nullptr) make->has_bytes = false;
     if (!make->has_bytes) return absl::OkStatus();
-    const std::vector<int64_t> source_dims = piece.source_dims_size() > 0 || make->dims.empty() ? ToVector(piece.source_dims())
-                                                                                              : make->dims;
+    const std::vector<int64_t> source_dims =
+        piece.source_dims_size() > 0 || make->dims.empty() ? ToVector(piece.source_dims()) : make->dims;
     const IndexBox box = BoxFrom(piece.source_box(), source_dims);
     LB_RETURN_IF_ERROR(CheckBox(source_dims, box));
     if (box.dims() != target.dims()) {
-      return absl::InvalidArgumentError(absl::StrCat("a piece ", box.ToString(), " does not fit into ", target.ToString()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a piece ", box.ToString(), " does not fit into ", target.ToString()));
     }
     LB_ASSIGN_OR_RETURN(int64_t source_bytes, DenseBytes(source_dims, element_bytes));
     if (source_bytes != static_cast<int64_t>(source->size())) {
-      return absl::InvalidArgumentError(absl::StrCat("a piece of a buffer of ", source->size(), " bytes, not ", source_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a piece of a buffer of ", source->size(), " bytes, not ", source_bytes));
     }
     const std::vector<int64_t> strides = DenseStrides(make->dims, element_bytes);
     const std::vector<int64_t> source_strides = DenseStrides(source_dims, element_bytes);
@@ -227,15 +231,17 @@ absl::Status SimulatedShell::AddPiece(const std::shared_ptr<Make>& make, const P
   // Simulated workers have no data plane; who has an address is a real one.
   if (!piece.remote().data_address().empty()) foreign_peers_.insert(peer);
   if (foreign_peers_.contains(peer)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "worker ", options_.worker_name, " is simulated: it takes arrays from simulated workers of its own process only"));
+    return absl::UnimplementedError(
+        absl::StrCat("worker ", options_.worker_name,
+                     " is simulated: it takes arrays from simulated workers of its own process only"));
   }
   ++make->missing;
   // `op` keeps the piece.
-  host_->board->Pull(peer, TransferId(piece.remote().transfer()), options_.self,
-                     [this, alive = std::weak_ptr<int>(alive_), make, &piece](const absl::StatusOr<SimulatedBytes>& bytes) {
-                       if (!alive.expired()) Arrived(make, piece, bytes);
-                     });
+  host_->board->Pull(
+      peer, TransferId(piece.remote().transfer()), options_.self,
+      [this, alive = std::weak_ptr<int>(alive_), make, &piece](const absl::StatusOr<SimulatedBytes>& bytes) {
+        if (!alive.expired()) Arrived(make, piece, bytes);
+      });
   return absl::OkStatus();
 }
 
@@ -250,10 +256,11 @@ void SimulatedShell::Arrived(const std::shared_ptr<Make>& make, const Piece& pie
     const int element_bytes = HostElementBytes(make->dtype);
     const IndexBox target = BoxFrom(piece.target_box(), make->dims);
     if (target.Elements() * element_bytes != static_cast<int64_t>((*bytes)->size())) {
-      make->status = absl::InvalidArgumentError(absl::StrCat("a piece of ", (*bytes)->size(), " bytes for ", target.ToString()));
+      make->status =
+          absl::InvalidArgumentError(absl::StrCat("a piece of ", (*bytes)->size(), " bytes for ", target.ToString()));
     } else {
-      ScatterPackedRange(Data(make->image), DenseStrides(make->dims, element_bytes), target, element_bytes, Data(**bytes),
-                         0, static_cast<int64_t>((*bytes)->size()));
+      ScatterPackedRange(Data(make->image), DenseStrides(make->dims, element_bytes), target, element_bytes,
+                         Data(**bytes), 0, static_cast<int64_t>((*bytes)->size()));
     }
   }
   if (--make->missing > 0) return;
@@ -296,11 +303,12 @@ void SimulatedShell::StartPublish(const Publish& publish) {
   if (status.ok() && source != nullptr) {
     absl::StatusOr<int64_t> dense_bytes = DenseBytes(dims, element_bytes);
     if (!dense_bytes.ok() || *dense_bytes != static_cast<int64_t>(source->size())) {
-      status = absl::InvalidArgumentError(absl::StrCat("a box of a buffer of ", source->size(), " bytes that has another size"));
+      status = absl::InvalidArgumentError(
+          absl::StrCat("a box of a buffer of ", source->size(), " bytes that has another size"));
     } else {
       std::string bytes(static_cast<size_t>(box.Elements() * element_bytes), '\0');
-      GatherPackedRange(Data(bytes), 0, static_cast<int64_t>(bytes.size()), Data(*source), DenseStrides(dims, element_bytes),
-                        box, element_bytes);
+      GatherPackedRange(Data(bytes), 0, static_cast<int64_t>(bytes.size()), Data(*source),
+                        DenseStrides(dims, element_bytes), box, element_bytes);
       packed = std::make_shared<const std::string>(std::move(bytes));
     }
   }
@@ -329,17 +337,19 @@ absl::StatusOr<std::string> SimulatedShell::ReadImage(const Read& read) const {
   if (read.image_bytes() == 0) return std::string();
   const SimulatedBytes bytes = BytesOf(RefFrom(read.ref()));
   if (bytes == nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "this array has a size and no values: worker ", options_.worker_name,
-        " is simulated and runs no programs. Only what was uploaded to it in shards of at most ",
-        limits::kSimulatedBufferBytesMax, " bytes, or moved from there, can be read."));
+    return absl::UnimplementedError(
+        absl::StrCat("this array has a size and no values: worker ", options_.worker_name,
+                     " is simulated and runs no programs. Only what was uploaded to it in shards of at most ",
+                     limits::kSimulatedBufferBytesMax, " bytes, or moved from there, can be read."));
   }
   if (static_cast<int64_t>(bytes->size()) != dense_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a read of ", dense_bytes, " bytes from a buffer of ", bytes->size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a read of ", dense_bytes, " bytes from a buffer of ", bytes->size()));
   }
   if (IsDense(dims, strides, element_bytes)) {
     if (read.image_bytes() != dense_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("a read of ", read.image_bytes(), " bytes from a buffer of ", dense_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a read of ", read.image_bytes(), " bytes from a buffer of ", dense_bytes));
     }
     return *bytes;
   }

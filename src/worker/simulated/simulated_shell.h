@@ -25,18 +25,18 @@ namespace landbridge {
 // What the simulated workers of one process share.
 struct SimulatedHostContext {
   std::function<TimeNs()> now;
-  std::function<void(std::function<void()>)> post;                 // runs in a later turn of the loop
+  std::function<void(std::function<void()>)> post;  // runs in a later turn of the loop
   std::function<void(DurationNs, std::function<void()>)> run_after;
   TransferBoard* board = nullptr;
-  DurationNs launch_time = 0;      // of every launch, on each of its devices
-  int64_t bytes_kept = 0;          // real bytes of all buffers; at most limits::kSimulatedBytesMax
+  DurationNs launch_time = 0;  // of every launch, on each of its devices
+  int64_t bytes_kept = 0;      // real bytes of all buffers; at most limits::kSimulatedBytesMax
 };
 
 // Thread-safety: the loop's thread only.
 class SimulatedShell : private WorkerSink {
  public:
   struct Options {
-    Incarnation self;              // under the grant
+    Incarnation self;  // under the grant
     std::string worker_name;
     WorkerLimits limits;
     std::function<void(const WorkerReport&)> report;  // must not call back
@@ -79,9 +79,9 @@ class SimulatedShell : private WorkerSink {
     int index = 0;
     DType dtype = DType::kInvalid;
     std::vector<int64_t> dims;
-    std::string image;             // dense; meaningless once some piece has no bytes
+    std::string image;  // dense; meaningless once some piece has no bytes
     bool has_bytes = false;
-    int missing = 0;               // pieces that are on their way
+    int missing = 0;  // pieces that are on their way
     absl::Status status;
   };
 
@@ -101,12 +101,12 @@ class SimulatedShell : private WorkerSink {
   SimulatedHostContext* const host_;
   const Options options_;
   WorkerCore core_;
-  absl::flat_hash_map<BufferRef, SimulatedBytes> bytes_;           // of buffers that have some
+  absl::flat_hash_map<BufferRef, SimulatedBytes> bytes_;                  // of buffers that have some
   absl::flat_hash_map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // that wait for their bytes
   absl::flat_hash_map<MakeId, std::shared_ptr<Make>> makes_;
-  absl::flat_hash_set<Incarnation> foreign_peers_;                 // workers that are not of this process
+  absl::flat_hash_set<Incarnation> foreign_peers_;  // workers that are not of this process
   std::vector<TimeNs> device_free_at_;
-  int64_t open_ = 0;               // launches under way
+  int64_t open_ = 0;  // launches under way
   int64_t launches_done_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };

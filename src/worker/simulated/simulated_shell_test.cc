@@ -135,7 +135,7 @@ TEST_F(SimulatedShellTest, StridedUploadsAreMadeDense) {
   WorkerOp op = UploadOp(1, 10, 6, {0}, /*pulled=*/false);
   op.mutable_upload()->clear_dims();
   for (int64_t dim : {2, 3}) op.mutable_upload()->add_dims(dim);
-  for (int64_t stride : {1, 2}) op.mutable_upload()->add_byte_strides(stride);   // a transposed image
+  for (int64_t stride : {1, 2}) op.mutable_upload()->add_byte_strides(stride);  // a transposed image
   worker.Do(op);
   worker.Do(UploadDataOp(1, std::string("adbecf")));
   Settle();
@@ -158,7 +158,7 @@ TEST_F(SimulatedShellTest, WhatAProgramMakesHasNoValuesAndSaysSo) {
   Upload(worker, 1, 10, Iota(4));
   worker.Do(LoadOp(7, {.params = {4}, .outputs = {4}}));
   worker.Do(LaunchOp(2, 7, {10}, {11}));
-  worker.Do(LaunchOp(3, 7, {11}, {12}));   // behind it on the same device
+  worker.Do(LaunchOp(3, 7, {11}, {12}));  // behind it on the same device
   worker.Do(WatchOp(77, {12}));
   worker.reports.clear();
   const TimeNs start = now_;
@@ -191,7 +191,7 @@ TEST_F(SimulatedShellTest, PiecesTravelBetweenWorkersOfTheProcess) {
   Upload(target, 1, 30, "ABCD");
   target.Do(make);
   Settle();
-  EXPECT_EQ(board_.waiting(), 1u);   // the source has not offered it yet
+  EXPECT_EQ(board_.waiting(), 1u);  // the source has not offered it yet
 
   Upload(source, 1, 10, Iota(12));
   WorkerOp publish = PublishOp(2, 40, 10, 0, 6);
@@ -259,9 +259,11 @@ TEST(TransferBoard, OthersPullsAreRefusedAndLateOnesHearWhy) {
   TransferBoard board([&](std::function<void()> task) { posted.push_back(std::move(task)); });
   std::vector<std::string> answers;
   auto pull = [&](uint64_t transfer, uint64_t peer) {
-    board.Pull(Incarnation(1), TransferId(transfer), Incarnation(peer), [&](const absl::StatusOr<SimulatedBytes>& bytes) {
-      answers.push_back(bytes.ok() ? (*bytes == nullptr ? "size only" : **bytes) : std::string(bytes.status().message()));
-    });
+    board.Pull(Incarnation(1), TransferId(transfer), Incarnation(peer),
+               [&](const absl::StatusOr<SimulatedBytes>& bytes) {
+                 answers.push_back(bytes.ok() ? (*bytes == nullptr ? "size only" : **bytes)
+                                              : std::string(bytes.status().message()));
+               });
   };
   auto run = [&] {
     for (auto& task : std::exchange(posted, {})) task();
@@ -273,8 +275,8 @@ TEST(TransferBoard, OthersPullsAreRefusedAndLateOnesHearWhy) {
   pull(1, 2);
   pull(1, 3);
   pull(2, 2);
-  EXPECT_THAT(run(), ElementsAre("the bytes are offered to another worker", "abc", "the bytes are offered to another worker",
-                                 "size only"));
+  EXPECT_THAT(run(), ElementsAre("the bytes are offered to another worker", "abc",
+                                 "the bytes are offered to another worker", "size only"));
   pull(3, 2);
   board.Cancel(Incarnation(1), TransferId(3), Incarnation(2), absl::CancelledError("given up"));
   board.Withdraw(Incarnation(1), TransferId(1), absl::AbortedError("withdrawn"));

@@ -15,9 +15,14 @@
 
 namespace landbridge {
 
-SimulatedWorker::SimulatedWorker(Loop* loop, const SimulatedWorkerOptions* options, SimulatedHostContext* host, int index,
-                                 std::function<void()> wake)
-    : loop_(loop), options_(options), host_(host), index_(index), name_(absl::StrCat("simulated-", index)), wake_(std::move(wake)) {}
+SimulatedWorker::SimulatedWorker(Loop* loop, const SimulatedWorkerOptions* options, SimulatedHostContext* host,
+                                 int index, std::function<void()> wake)
+    : loop_(loop),
+      options_(options),
+      host_(host),
+      index_(index),
+      name_(absl::StrCat("simulated-", index)),
+      wake_(std::move(wake)) {}
 
 SimulatedWorker::~SimulatedWorker() { Kill(); }
 
@@ -38,8 +43,8 @@ absl::Status SimulatedWorker::Start() {
     wake_();  // behind what the frame has posted: launches that take no time end in the same turn
     return status;
   };
-  LB_ASSIGN_OR_RETURN(server_, ControlServer::Listen(loop_, absl::StrCat(options_->listen_host, ":0"), nullptr,
-                                                     std::move(server)));
+  LB_ASSIGN_OR_RETURN(
+      server_, ControlServer::Listen(loop_, absl::StrCat(options_->listen_host, ":0"), nullptr, std::move(server)));
   WorkerAgent::Options agent;
   agent.rm_address = options_->resource_manager_address;
   agent.incarnation = incarnation_;
@@ -165,7 +170,8 @@ void SimulatedWorker::CheckOldWork() {
 
 bool SimulatedWorker::OnTurn(bool late) {
   bool put_off = false;
-  for (const std::unique_ptr<Session>& session : sessions_) put_off |= session->stream->Flush(session->shell->core(), late);
+  for (const std::unique_ptr<Session>& session : sessions_)
+    put_off |= session->stream->Flush(session->shell->core(), late);
   if (!fenced_.empty()) CheckOldWork();
   return put_off;
 }
@@ -195,7 +201,8 @@ void SimulatedWorker::SendHeartbeats(TimeNs now) {
 }
 
 bool SimulatedWorker::serves_holder() const {
-  return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) { return session->stream->resumed(); });
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& session) { return session->stream->resumed(); });
 }
 
 void SimulatedWorker::AddTo(nlohmann::json* counts) const {

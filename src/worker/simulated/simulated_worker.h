@@ -81,8 +81,8 @@ class SimulatedWorker {
   Incarnation incarnation_;
   std::unique_ptr<ControlServer> server_;
   std::unique_ptr<WorkerAgent> agent_;
-  std::vector<std::unique_ptr<Session>> sessions_;   // one, but for moments between two holders
-  std::vector<std::unique_ptr<Session>> fenced_;     // until their old work has ended
+  std::vector<std::unique_ptr<Session>> sessions_;  // one, but for moments between two holders
+  std::vector<std::unique_ptr<Session>> fenced_;    // until their old work has ended
   TimeNs last_heartbeat_ = 0;
   bool restart_due_ = false;
 };

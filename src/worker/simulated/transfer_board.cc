@@ -80,8 +80,10 @@ void TransferBoard::End(Incarnation life) {
   absl::erase_if(boxes_, [life](const auto& entry) { return entry.first.first == life; });
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     std::erase_if(it->second, [life](const Waiter& waiter) { return waiter.peer == life; });
-    if (it->second.empty()) waiting_.erase(it++);
-    else ++it;
+    if (it->second.empty())
+      waiting_.erase(it++);
+    else
+      ++it;
   }
 }
 

@@ -56,12 +56,12 @@ class TransferBoard {
     Done done;
   };
   void Answer(Done done, absl::StatusOr<SimulatedBytes> answer);
-  void EndWaiters(const Id& id, Incarnation peer, const absl::Status& why);   // invalid peer: all
+  void EndWaiters(const Id& id, Incarnation peer, const absl::Status& why);  // invalid peer: all
 
   const std::function<void(std::function<void()>)> post_;
   absl::flat_hash_map<Id, Box> boxes_;
   absl::flat_hash_map<Id, std::vector<Waiter>> waiting_;
-  absl::flat_hash_map<Id, absl::Status> ended_;   // the last limits::kSimulatedEndedTransfersMax
+  absl::flat_hash_map<Id, absl::Status> ended_;  // the last limits::kSimulatedEndedTransfersMax
   std::deque<Id> ended_order_;
 };
 
