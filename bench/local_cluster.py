@@ -13,6 +13,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LANDBRIDGE = ROOT / "landbridge"
 
 
+# Every run compiles what it runs; the cache on disk has a benchmark of its own (compile_cache.py).
+os.environ["LANDBRIDGE_COMPILE_CACHE"] = "off"
+
+
 def add_only(parser, names):
     """The option --only: some of `names`; `chosen` reads it."""
     parser.add_argument("--only", default="", help="comma list of " + ", ".join(names))

@@ -51,11 +51,6 @@ void Flags::Add(std::string name, bool* value, std::string help) {
 void Flags::AddIgnored(std::string name, std::string why) {
   flags_.push_back({std::move(name), Kind::kIgnored, nullptr, std::move(why), ""});
 }
-void AddScratchLocation(Flags* flags) {
-  flags->AddIgnored(
-      "gcs_scratch_location",
-      "nothing is written there: executables are cached in the proxy's memory, and state is not suspended");
-}
 void Flags::AddPrefix(std::string prefix, std::vector<std::string>* whole, std::string help) {
   prefixes_.push_back({std::move(prefix), whole, std::move(help)});
 }

@@ -72,9 +72,6 @@ class Flags {
   bool help_full_ = false;
 };
 
-// --gcs_scratch_location of both programs.
-void AddScratchLocation(Flags* flags);
-
 // How far apart two names are (insertions, deletions, substitutions, swaps of neighbours).
 int EditDistance(absl::string_view a, absl::string_view b);
 

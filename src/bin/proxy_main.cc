@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "bin/compile_cache_flag.h"
 #include "bin/flags.h"
 #include "bin/plugin_flag.h"
 #include "cluster/grant.h"
@@ -59,8 +60,9 @@ int Main(int argc, char** argv) {
   ProxyOptions options;
   std::string resource_manager, listen_host = "127.0.0.1", plugin;
   int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
-          compile_children = 2, activation_budget = kActivationBudgetDefault;
-  std::string policy = "client_order", dispatch = "parallel";
+          compile_children = 2, compile_cache_bytes = limits::kDiskCacheBytesDefault,
+          activation_budget = kActivationBudgetDefault;
+  std::string policy = "client_order", dispatch = "parallel", scratch, compile_cache;
   bool insecure_network = false, test_faults = false;
   std::vector<std::string> xla_flags;
   const char* shared = std::getenv("IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
@@ -98,7 +100,14 @@ int Main(int argc, char** argv) {
   flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
   flags.Add("lease_ms", &lease_ms, "Lease: a silent worker (or proxy) is given up after this long. 0: 2400.");
   flags.Add("heartbeat_ms", &heartbeat_ms, "Pause between heartbeats. 0: 250.");
-  AddScratchLocation(&flags);
+  flags.Add(
+      "gcs_scratch_location", &scratch,
+      "A local folder, as a path or file:///PATH: the compile cache is kept below it. State is not suspended there.");
+  flags.Add(
+      "compile_cache", &compile_cache,
+      "Folder where compiled programs are kept for later servers and other proxies; off: in memory only. Empty: "
+      "$LANDBRIDGE_COMPILE_CACHE, or below a local --gcs_scratch_location, or ~/.cache/landbridge/compile_cache.");
+  flags.Add("compile_cache_bytes", &compile_cache_bytes, "Size of that folder; the least recently used programs go.");
   flags.AddIgnored("num_elastic_slices", "slices may be missing at any time: what needs one waits for it");
   flags.AddIgnored("enable_metrics_collection", "metrics are always on");
   flags.Add("enable_test_faults", &test_faults, "Lets tests make the compiler process crash, loop or eat memory.");
@@ -146,6 +155,15 @@ int Main(int argc, char** argv) {
   std::string xla = absl::StrJoin(xla_flags, " ");
   if (const char* inherited = std::getenv("XLA_FLAGS")) xla = absl::StrCat(inherited, xla.empty() ? "" : " ", xla);
   if (!xla.empty()) options.compile.environment.push_back("XLA_FLAGS=" + xla);
+  absl::StatusOr<CompileCachePlace> place = PlaceCompileCache(compile_cache, scratch, xla);
+  if (!place.ok()) return fail(std::string(place.status().message()));
+  for (const std::string& notice : place->notices) LogWarning(notice);
+  options.compile.disk_cache_folder = place->folder;
+  if (compile_cache_bytes < static_cast<int64_t>(limits::kDiskCacheBytesMin)) {
+    return fail(absl::StrCat("--compile_cache_bytes=", compile_cache_bytes, ": at least ", limits::kDiskCacheBytesMin,
+                             "; --compile_cache=off turns it off"));
+  }
+  options.compile.disk_cache_bytes_max = static_cast<uint64_t>(compile_cache_bytes);
   ProxyProcess proxy(std::move(options));
   absl::Status status = proxy.Run();
   if (!status.ok()) return fail(std::string(status.message()));

@@ -84,7 +84,7 @@ void Declare(Flags* flags, ServerFlags* f) {
              "Empty: host and port.");
   flags->Add("slice_hint", &f->slice_hint, "Worker: the slice it would like to be in. The resource manager decides.");
   flags->Add("drain_grace_ms", &f->drain_grace_ms, "Worker: after SIGTERM the holder has this long to leave.");
-  AddScratchLocation(flags);
+  flags->AddIgnored("gcs_scratch_location", "only the proxy keeps something there: its compile cache");
   flags->AddIgnored("enable_metrics_collection", "metrics are always on");
   flags->AddIgnored("tpu_premapped_buffer_size", "host memory is taken as it is needed");
   flags->AddIgnored("tpu_pinned_host_allocation_recycle", "host memory is always re-used");

@@ -19,7 +19,9 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "compiler/cache_entry.h"
 #include "compiler/child_process.h"
+#include "compiler/disk_cache_thread.h"
 #include "compiler/envelope.h"
 #include "compiler/options.h"
 #include "compiler/program_cache.h"
@@ -36,8 +38,6 @@ std::string BinaryBesideOurs() {
   std::string own(path, static_cast<size_t>(n));
   return own.substr(0, own.rfind('/') + 1) + "landbridge-compiler";
 }
-
-void AppendPart(std::string& text, absl::string_view part) { absl::StrAppend(&text, part.size(), ":", part, ";"); }
 
 // Whole seconds where they are whole.
 std::string Seconds(DurationNs duration) {
@@ -64,6 +64,7 @@ class CompileService::Impl {
     }
     wakes_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    disk_.reset();  // ends lookups, and writes what waits
     // The threads are gone: what is left was never started.
     for (auto& job : queue_) Finish(*job, Closed());
     if (stop_fd_ >= 0) ::close(stop_fd_);
@@ -80,6 +81,10 @@ class CompileService::Impl {
                                                         limits::kCompileChildrenMax, ", not ", options_.child_count));
     }
     LB_ASSIGN_OR_RETURN(plugin_sha256_, Sha256FileHex(options_.plugin_path));
+    LB_ASSIGN_OR_RETURN(compiler_sha256_, Sha256FileHex(options_.compiler_binary));
+    if (!options_.disk_cache_folder.empty()) {
+      disk_ = std::make_unique<DiskCacheThread>(options_.disk_cache_folder, options_.disk_cache_bytes_max);
+    }
     stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd_ < 0) return absl::FailedPreconditionError("no event descriptor for the compile service");
     for (int i = 0; i < options_.child_count; ++i) threads_.emplace_back([this, i] { Run(i); });
@@ -106,7 +111,8 @@ class CompileService::Impl {
     job->call.set_program(std::move(request.program));
     job->call.set_test_fault(request.test_fault);
     job->call.set_split(request.split && options->num_devices() > 1);
-    job->key = Key(job->call);
+    job->inputs = Inputs(job->call);
+    job->key = HashOf(job->inputs);
     job->callbacks.push_back(std::move(callback));
 
     std::shared_ptr<const CompiledProgram> hit;
@@ -122,12 +128,11 @@ class CompileService::Impl {
         return;
       } else if (refused = cache_.FindFailure(job->key, MonotonicNow()); !refused.ok()) {
         ++stats_.cache_hits;
-      } else if (queue_.size() >= limits::kCompileQueueMax) {
-        refused = absl::AbortedError(absl::StrCat(queue_.size(), " compiles wait already; try again later"));
+      } else if (const size_t waiting = queue_.size() + looked_up_; waiting >= limits::kCompileQueueMax) {
+        refused = absl::AbortedError(absl::StrCat(waiting, " compiles wait already; try again later"));
       } else {
         jobs_[job->key] = job.get();
-        queue_.push_back(std::move(job));
-        wakes_.notify_one();
+        Begin(std::move(job));
         return;
       }
     }
@@ -142,7 +147,8 @@ class CompileService::Impl {
     std::lock_guard<std::mutex> lock(mutex_);
     CompileServiceStats stats = stats_;
     stats.cache_bytes = cache_.bytes();
-    stats.queued = queue_.size();
+    stats.queued = queue_.size() + looked_up_;
+    if (disk_ != nullptr) stats.disk = disk_->Stats();
     return stats;
   }
 
@@ -150,27 +156,64 @@ class CompileService::Impl {
 
  private:
   struct Job {
-    std::string key;
+    CompileKey inputs;
+    std::string key;  // hash of `inputs`
     CompileCall call;
     std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
   };
 
   static absl::Status Closed() { return absl::FailedPreconditionError("the compile service has been shut down"); }
 
-  // Everything that decides the result, except the device assignment.
-  std::string Key(const CompileCall& call) const {
-    std::string text;
-    AppendPart(text, Sha256Raw(call.program()));
-    AppendPart(text, call.compile_options());
-    AppendPart(text, call.test_fault());
-    AppendPart(text, call.split() ? "split" : "");
-    AppendPart(text, plugin_sha256_);
-    AppendPart(text, HostIdentity::Current(plugin_sha256_, "cpu").cpu_features);
-    for (const std::string& entry : options_.environment) AppendPart(text, entry);
+  CompileKey Inputs(const CompileCall& call) const {
+    CompileKey key;
+    key.set_program_sha256(Sha256Raw(call.program()));
+    key.set_compile_options(call.compile_options());
+    key.set_split(call.split());
+    key.set_test_fault(call.test_fault());
+    key.set_plugin_sha256(plugin_sha256_);
+    key.set_compiler_sha256(compiler_sha256_);
+    const HostIdentity host = HostIdentity::Current(plugin_sha256_, "cpu");
+    key.set_cpu_model(host.cpu_model);
+    key.set_cpu_features(host.cpu_features);
+    for (const std::string& entry : options_.environment) key.add_environment(entry);
     const char* flags = std::getenv("XLA_FLAGS");
-    AppendPart(text, flags == nullptr ? "" : flags);
-    AppendPart(text, absl::StrCat(kEnvelopeFormatVersion));
-    return Sha256Raw(text);
+    key.set_xla_flags(flags == nullptr ? "" : flags);
+    key.set_envelope_format_version(kEnvelopeFormatVersion);
+    return key;
+  }
+
+  // With mutex_ held: looks on disk, or has it compiled.
+  void Begin(std::unique_ptr<Job> job) {
+    if (disk_ == nullptr || !job->call.test_fault().empty()) {
+      queue_.push_back(std::move(job));
+      wakes_.notify_one();
+      return;
+    }
+    ++looked_up_;
+    CompileKey inputs = job->inputs;
+    disk_->Find(std::move(inputs), [this, job = std::move(job)](std::shared_ptr<const CompiledProgram> found) mutable {
+      OnLookedUp(std::move(job), std::move(found));
+    });
+  }
+
+  // On the thread of the disk.
+  void OnLookedUp(std::unique_ptr<Job> job, std::shared_ptr<const CompiledProgram> found) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      --looked_up_;
+      if (found == nullptr && !stopping_) {
+        queue_.push_back(std::move(job));
+        wakes_.notify_one();
+        return;
+      }
+      jobs_.erase(job->key);
+      if (found != nullptr) cache_.Insert(job->key, found);
+    }
+    if (found != nullptr) {
+      Finish(*job, std::move(found));
+    } else {
+      Finish(*job, Closed());
+    }
   }
 
   // Runs all callbacks of a job that nobody can join any more.
@@ -208,6 +251,7 @@ class CompileService::Impl {
         }
       }
       Finish(*job, result);
+      if (disk_ != nullptr && result.ok()) disk_->Insert(std::move(job->inputs), *result);
     }
   }
 
@@ -293,8 +337,9 @@ class CompileService::Impl {
   }
 
   CompileServiceOptions options_;
-  std::string plugin_sha256_;
+  std::string plugin_sha256_, compiler_sha256_;
   int stop_fd_ = -1;
+  std::unique_ptr<DiskCacheThread> disk_;  // null: in memory only
   std::vector<std::thread> threads_;
 
   mutable std::mutex mutex_;
@@ -302,7 +347,8 @@ class CompileService::Impl {
   // Guarded by mutex_:
   bool stopping_ = false;
   std::deque<std::unique_ptr<Job>> queue_;
-  absl::flat_hash_map<std::string, Job*> jobs_;  // queued and running
+  size_t looked_up_ = 0;                         // with disk_ now
+  absl::flat_hash_map<std::string, Job*> jobs_;  // looked up, queued and running
   ProgramCache cache_;
   CompileServiceStats stats_;
 };

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/limits.h"
 #include "base/time.h"
+#include "compiler/compiler_limits.h"
 #include "proto/landbridge/executable.pb.h"
 
 namespace landbridge {
@@ -40,15 +41,34 @@ struct CompileServiceOptions {
   DurationNs time_limit = limits::kCompileTimeDefault;
   int64_t memory_limit_bytes = 0;  // RLIMIT_DATA of a child; 0: none
   size_t cache_bytes_max = limits::kCompileCacheBytesDefault;
+  // Compiled programs are kept there too (compiler/disk_cache.h), and found there by whoever uses the folder next.
+  // Empty: in memory only. A folder that cannot be used costs a log line.
+  std::string disk_cache_folder;
+  uint64_t disk_cache_bytes_max = limits::kDiskCacheBytesDefault;
   DurationNs negative_cache_time = limits::kCompileNegativeCacheTime;
   std::string log_dir;  // children write landbridge-compiler-N.log there; empty: share our standard error
   std::vector<std::string> environment;  // "NAME=value" added to ours, e.g. XLA_FLAGS of --xla_* flags
   bool enable_test_faults = false;
 };
 
+// Of programs that were not in memory. hits + misses + refused: those that were looked for.
+struct DiskCacheStats {
+  std::string folder;  // empty: there is none
+  std::string off;     // why the folder is not used; empty: it is
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t refused = 0;  // there, but foreign, corrupt or truncated: compiled
+  uint64_t writes = 0;
+  uint64_t write_failures = 0;      // disk full, read-only, ...
+  uint64_t writes_skipped = 0;      // too many waited
+  uint64_t evictions = 0;           // deleted by this process to make room
+  uint64_t bytes = 0, entries = 0;  // as last counted, and written by this process since
+};
+
 struct CompileServiceStats {
-  uint64_t compiles = 0;      // sent to a child
-  uint64_t cache_hits = 0;    // answered from memory, or joined to a compile under way
+  uint64_t compiles = 0;    // sent to a child
+  uint64_t cache_hits = 0;  // answered from memory, or joined to a compile under way
+  DiskCacheStats disk;
   uint64_t failures = 0;      // the plugin refused
   uint64_t child_deaths = 0;  // crash, time limit, memory
   uint64_t cache_bytes = 0;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -313,6 +314,64 @@ TEST_F(CompileServiceTest, CacheAndJoining) {
   EXPECT_GT(service->Stats().cache_bytes, 0u);
   Value(CompileNow(*service, Request(pjrt::kPsumProgram, 4)));
   EXPECT_EQ(service->Stats().compiles, 1u);
+}
+
+// What one service has compiled, the next finds on disk; what nobody should trust is compiled again.
+TEST_F(CompileServiceTest, TheNextServiceFindsItOnDisk) {
+  std::string folder = absl::StrCat(testing::TempDir(), "/compile_cache.XXXXXX");
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  CompileServiceOptions options = ServiceOptions();
+  options.disk_cache_folder = folder;
+  const std::vector<CompileRequest> requests = {Request(pjrt::kAddProgram), Request(pjrt::kPsumProgram, 4)};
+  std::vector<std::string> compiled;
+  {
+    auto service = Value(CompileService::Start(options));
+    for (const CompileRequest& request : requests) compiled.push_back(Value(CompileNow(*service, request))->envelope);
+    EXPECT_EQ(CompileNow(*service, Request("nonsense")).status().code(), absl::StatusCode::kInvalidArgument);
+    CompileRequest fault = Request(pjrt::kMatmulProgram);
+    fault.test_fault = "abort";
+    EXPECT_FALSE(CompileNow(*service, fault).ok());
+    EXPECT_EQ(service->Stats().disk.misses, 3u);
+  }
+  {
+    auto service = Value(CompileService::Start(options));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      auto program = Value(CompileNow(*service, requests[i]));
+      EXPECT_EQ(program->envelope, compiled[i]);
+      EXPECT_EQ(Value(CompileNow(*service, requests[i])).get(), program.get());  // now in memory
+    }
+    // Refusals are not kept on disk.
+    EXPECT_FALSE(CompileNow(*service, Request("nonsense")).ok());
+    const CompileServiceStats stats = service->Stats();
+    EXPECT_EQ(stats.compiles, 1u);
+    EXPECT_EQ(stats.cache_hits, 2u);
+    EXPECT_EQ(stats.disk.entries, 2u);
+    EXPECT_EQ(stats.disk.hits, 2u);
+    EXPECT_EQ(stats.disk.misses, 1u);
+
+    LoadedProgram loaded = Value(LoadEnvelope(*client_, Value(CompileNow(*service, requests[0]))->envelope, {}));
+    Buffer a = Upload({1, 2, 3, 4}, 2), b = Upload({10, 20, 30, 40}, 2);
+    Buffer* arguments[] = {&a, &b};
+    auto result =
+        Value(loaded.executable->ExecuteOnDevice(client_->devices()[2].handle, arguments, {.launch_id = NextLaunch()}));
+    EXPECT_THAT(Download(result.outputs[0]), ElementsAre(11, 22, 33, 44));
+  }
+  // With other flags for the compiler it is another program.
+  options.environment = {"XLA_FLAGS=--xla_cpu_max_isa=SSE4_2"};
+  {
+    auto service = Value(CompileService::Start(options));
+    Value(CompileNow(*service, requests[0]));
+    EXPECT_EQ(service->Stats().disk.misses, 1u);
+    EXPECT_EQ(service->Stats().compiles, 1u);
+  }
+  options.environment.clear();
+  ASSERT_EQ(::chmod(folder.c_str(), 0777), 0);
+  {
+    auto service = Value(CompileService::Start(options));
+    Value(CompileNow(*service, requests[0]));
+    EXPECT_EQ(service->Stats().compiles, 1u);
+    EXPECT_THAT(service->Stats().disk.off, HasSubstr("others may write to it"));
+  }
 }
 
 TEST_F(CompileServiceTest, AbortFailsThatCompileOnly) {

@@ -17,6 +17,23 @@ namespace {
 
 using nlohmann::json;
 
+// Null: compiled programs are in memory only.
+json DiskCacheJson(const DiskCacheStats& stats) {
+  if (stats.folder.empty()) return nullptr;
+  json out = {{"folder", stats.folder},
+              {"hits", stats.hits},
+              {"misses", stats.misses},
+              {"refused", stats.refused},
+              {"writes", stats.writes},
+              {"write_failures", stats.write_failures},
+              {"writes_skipped", stats.writes_skipped},
+              {"evictions", stats.evictions},
+              {"entries", stats.entries},
+              {"bytes", stats.bytes}};
+  if (!stats.off.empty()) out["off"] = stats.off;
+  return out;
+}
+
 // The envelope of an executable, for as long as the controller keeps it.
 class EnvelopeSource : public dataplane::Source {
  public:
@@ -416,7 +433,8 @@ json ProxyProcess::Status() {
                     {"child_deaths", compile.child_deaths},
                     {"queued", compile.queued},
                     {"running", compile.running},
-                    {"plugin_sha256", compiler_->plugin_sha256()}};
+                    {"plugin_sha256", compiler_->plugin_sha256()},
+                    {"disk_cache", DiskCacheJson(compile.disk)}};
   out["workers_lost"] = losses_;
   out["flushes"] = flushes_;
   out["slices"] = Slices();

@@ -127,6 +127,7 @@ class ByHand:
     def start(self, name, binary, *flags, version=None):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "XLA_", "LANDBRIDGE_"))}
         env["PATH"] = f"{pathlib.Path(sys.executable).parent}:{env['PATH']}"  # where the plugin's package is found
+        env["LANDBRIDGE_COMPILE_CACHE"] = "off"
         if version is not None:
             env["LANDBRIDGE_VERSION_FOR_TESTS"] = version
         self.servers[name] = Server(name, [BIN / binary, *flags], self.folder, env)

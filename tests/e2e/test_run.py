@@ -42,6 +42,7 @@ class Run:
         self.state = state
         code = SCRIPT.format(compute=compute, setup=textwrap.dedent(setup), body=textwrap.dedent(body))
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "LANDBRIDGE_"))}
+        env["LANDBRIDGE_COMPILE_CACHE"] = "off"
         self.process = subprocess.Popen(
             [LANDBRIDGE, "run", *SMALL, "--state", state, "--", *(command or [sys.executable, "-c"]), code],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
