@@ -130,7 +130,7 @@ absl::StatusOr<ExecuteResult> Controller::Impl::Execute(SessionId session, const
     launch->set_executable(program->id.value());
     launch->set_session(session.value());
     launch->set_user_context(user_context);
-    launch->set_report_at_once(args.end_is_awaited);
+    launch->set_report_at_once(args.end_is_awaited || options_.sequential_dispatch);
     if (!args.call_site.empty()) launch->set_call_site(args.call_site);
     launch->set_priority(args.priority.value_or(hints->second.priority));
     if (hints->second.weight != 1) launch->set_weight(static_cast<float>(hints->second.weight));
