@@ -3,7 +3,8 @@
 //
 // abseil: each lock and unlock; else all that an absl::Mutex guards would look like a race. gRPC's locks are abseil's,
 // too. Between "pre" and "post" the sanitizer looks at nothing, so it does not see conditions, which any thread may
-// evaluate under the lock. gRPC: who gets a tag from a queue comes after who gave it away.
+// evaluate under the lock. Counters inside abseil that say who comes after whom: Notification's, BlockingCounter's, and
+// that of the users of a Status. gRPC: who gets a tag from a queue comes after who gave it away.
 
 #include <dlfcn.h>
 #include <grpc/grpc.h>
@@ -11,7 +12,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
@@ -46,8 +50,19 @@ auto Real(Result (Class::*member)(Arguments...) const) {
   return Real(reinterpret_cast<Result (Class::*)(Arguments...)>(member));
 }
 
+// The lock that this thread is just telling of: abseil's functions call each other, and only the outermost tells.
+thread_local const absl::Mutex* told = nullptr;
+
+struct Telling {
+  explicit Telling(const absl::Mutex* mutex) : before(std::exchange(told, mutex)) {}
+  ~Telling() { told = before; }
+  const absl::Mutex* const before;
+};
+
 template <class Call>
 void Locking(absl::Mutex* mutex, unsigned flags, Call call) {
+  if (told == mutex) return call();
+  const Telling telling(mutex);
   __tsan_mutex_pre_lock(mutex, flags);
   call();
   __tsan_mutex_post_lock(mutex, flags, 0);
@@ -75,9 +90,12 @@ auto Waiting(absl::Mutex* mutex, Call call) {
     absl::Mutex* mutex;
     ~Again() {
       __tsan_mutex_post_unlock(mutex, 0);
-      Locking(mutex, 0, [] {});
+      __tsan_mutex_pre_lock(mutex, 0);
+      __tsan_mutex_post_lock(mutex, 0, 0);
     }
   };
+  if (told == mutex) return call();
+  const Telling telling(mutex);
   __tsan_mutex_pre_unlock(mutex, 0);
   const Again again{mutex};
   return call();
@@ -196,6 +214,24 @@ bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
   const bool notified = real(const_cast<Notification*>(this), deadline);
   if (notified) __tsan_acquire(Flag(this));
   return notified;
+}
+
+bool BlockingCounter::DecrementCount() {
+  static const auto real = Real(&BlockingCounter::DecrementCount);
+  __tsan_release(this);
+  return real(this);
+}
+
+void BlockingCounter::Wait() {
+  static const auto real = Real(&BlockingCounter::Wait);
+  real(this);
+  __tsan_acquire(this);
+}
+
+// In place of abseil's, not before it: who deletes comes after all who let go, which only the counting itself says.
+void Status::UnrefNonInlined(uintptr_t rep) {
+  status_internal::StatusRep* const shared = RepToPointer(rep);
+  if (shared->ref.fetch_sub(1, std::memory_order_acq_rel) == 1) delete shared;
 }
 
 }  // namespace absl
