@@ -7,6 +7,8 @@ SHELL := /bin/bash
 # Where C++ tests find the plugin.
 export LANDBRIDGE_PYTHON := $(CURDIR)/.venv/bin/python
 
+# The oldest JAX that is supported: tests run its client beside the newest.
+OLDEST_CLIENT := 0.8.2
 BINARIES := landbridge landbridge-server landbridge-proxy landbridge-compiler landbridge-one landbridge-simulated-workers
 BIN := build/release/bin
 
@@ -48,6 +50,7 @@ test-python:
 	@echo "[test] Python package and command-line tool"
 	@$(PYTEST) python/tests tests/cli tests/repo
 	@echo "[test] end to end, with stock JAX"
+	@tools/client_env.sh $(OLDEST_CLIENT)
 	@$(PYTEST) tests/e2e
 
 # See CONTRIBUTING.md.

@@ -203,6 +203,15 @@ def test_strides():
     assert flipped.strides == (24, 8) and np.array_equal(flipped, [[3, 4, 5], [0, 1, 2]])
     wide = strides.with_plain_strides(np.broadcast_to(np.float32(2), (4, 5)))
     assert wide.strides == (20, 4) and wide.sum() == 40
+
+    class Held:         # as JAX before 0.9 holds arrays
+        def __init__(self, val, weak_type):
+            self.val, self.weak_type = val, weak_type
+    held = strides.with_plain_strides(Held(a[::-1], True))
+    assert type(held) is Held and held.weak_type and held.val.strides == (24, 8) and np.array_equal(held.val, a[::-1])
+    plain = Held(a, False)
+    assert strides.with_plain_strides(plain) is plain
+
     one = np.broadcast_to(np.ones((1, 3)), (1, 3))
     assert strides.with_plain_strides(one) is one  # a stride of a dimension of 1 does not matter
     assert strides.with_plain_strides(3.0) == 3.0

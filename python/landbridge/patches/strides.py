@@ -23,10 +23,16 @@ def check():
 
 
 def with_plain_strides(x):
-    """`x`, or a contiguous copy of it when it is a numpy array with a stride that is not positive."""
-    if isinstance(x, np.ndarray) and any(s <= 0 and n > 1 for s, n in zip(x.strides, x.shape)):
-        return np.ascontiguousarray(x)
-    return x
+    """`x`, or a contiguous copy of it when it is a numpy array with a stride that is not positive.
+
+    JAX hands on numpy arrays as TypedNdArray, which keeps their dtype whatever jax_enable_x64 says: so does the copy. It is a
+    kind of np.ndarray since 0.9, and holds one before.
+    """
+    values = getattr(x, "val", x)
+    if not isinstance(values, np.ndarray) or all(s > 0 or n <= 1 for s, n in zip(values.strides, values.shape)):
+        return x
+    copy = np.array(values, order="C", subok=True)
+    return copy if values is x else type(x)(copy, x.weak_type)
 
 
 def install():
