@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/ffi_libraries.h"
 #include "base/log.h"
 #include "bin/flags.h"
 #include "bin/plugin_flag.h"
@@ -64,7 +65,7 @@ int Main(int argc, char** argv) {
   KeepFreedMemory();
   ProxyOptions proxy;
   ResourceManagerServerOptions manager;
-  std::string instance_type = "cpu:4", plugin;
+  std::string instance_type = "cpu:4", plugin, ffi_library;
   int64_t slices = 2, server_port = 29000;
   Flags flags("landbridge-one", "Resource manager, workers and proxy in one process, for measurements and debugging.");
   flags.Add("instance_type", &instance_type, "Type of each slice: cpu:4 (one worker of 4 devices), cpu:2x4.");
@@ -72,6 +73,8 @@ int Main(int argc, char** argv) {
   flags.Add("server_port", &server_port, "Port for clients; 0: any free one.");
   flags.Add("port_file", &proxy.port_file, "Write host:port there when clients may come.");
   flags.Add("pjrt_plugin", &plugin, "PJRT plugin. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of python3.");
+  flags.Add("ffi_library", &ffi_library,
+            "Libraries with custom-call handlers for jax.ffi: PATH[:TARGET=SYMBOL]...[,PATH...].");
   auto fail = [](absl::string_view text) {
     std::fprintf(stderr, "landbridge-one: %s\n", std::string(text).c_str());
     return 2;
@@ -82,6 +85,8 @@ int Main(int argc, char** argv) {
   plugin = *found;
   absl::StatusOr<InstanceType> type = ParseInstanceType(instance_type);
   if (!type.ok()) return fail(std::string(type.status().message()));
+  auto libraries = ParseFfiLibraries(ffi_library);
+  if (!libraries.ok()) return fail(std::string(libraries.status().message()));
   manager.type = *type;
   manager.slice_count = static_cast<int>(slices);
   manager.listen_address = "127.0.0.1:0";
@@ -100,6 +105,7 @@ int Main(int argc, char** argv) {
       options.resource_manager_address = rm.get()->address();
       options.name = absl::StrCat("worker-", w);
       options.plugin_path = plugin;
+      options.custom_calls.libraries = *libraries;
       options.devices = type->devices_per_worker;
       options.cluster_secret = manager.cluster_secret;
       return WorkerProcess::Start(loop, options, [](const absl::Status& why) {
@@ -111,6 +117,7 @@ int Main(int argc, char** argv) {
   proxy.resource_manager_address = rm.get()->address();
   proxy.listen_address = absl::StrCat("127.0.0.1:", server_port);
   proxy.compile.plugin_path = plugin;
+  proxy.compile.ffi_libraries = ffi_library;
   proxy.cluster_secret = manager.cluster_secret;
   status = ProxyProcess(std::move(proxy)).Run();
   for (auto& worker : all) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/limits.h"
+#include "base/ffi_libraries.h"
 #include "base/log.h"
 #include "bin/compile_cache_flag.h"
 #include "bin/flags.h"
@@ -58,7 +59,7 @@ int Main(int argc, char** argv) {
   InitLog("landbridge-proxy");
   TuneProcess();
   ProxyOptions options;
-  std::string resource_manager, listen_host = "127.0.0.1", plugin;
+  std::string resource_manager, listen_host = "127.0.0.1", plugin, ffi_library;
   int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
           compile_children = 2, compile_cache_bytes = limits::kDiskCacheBytesDefault,
           activation_budget = kActivationBudgetDefault;
@@ -78,6 +79,9 @@ int Main(int argc, char** argv) {
   flags.Add("pjrt_plugin", &plugin,
             "PJRT plugin for the compiler processes. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of the python3 "
             "on PATH.");
+  flags.Add(
+      "ffi_library", &ffi_library,
+      "Libraries with custom-call handlers for jax.ffi, as given to the workers: PATH[:TARGET=SYMBOL]...[,PATH...].");
   flags.Add("listen_address", &listen_host, "Address to listen on. Beyond loopback it needs --insecure_network.");
   flags.Add("insecure_network", &insecure_network,
             "Listen beyond loopback without encryption: whoever reaches the port can run programs.");
@@ -148,6 +152,9 @@ int Main(int argc, char** argv) {
   plugin = *found;
   options.cluster_secret = TakeClusterSecret();
   options.compile.plugin_path = plugin;
+  absl::StatusOr<std::string> libraries = AbsoluteFfiLibraries(ffi_library);
+  if (!libraries.ok()) return fail(std::string(libraries.status().message()));
+  options.compile.ffi_libraries = *std::move(libraries);
   options.compile.child_count = static_cast<int>(compile_children);
   options.compile.enable_test_faults = test_faults;
   if (compile_timeout_ms > 0) options.compile.time_limit = compile_timeout_ms * kMillisecond;

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/ffi_libraries.h"
 #include "base/log.h"
 #include "bin/flags.h"
 #include "bin/plugin_flag.h"
@@ -52,7 +53,7 @@ struct ServerFlags {
   std::string instance_type = "cpu:4";
   int64_t instance_count = 1;
   // Worker.
-  std::string plugin, worker_name;
+  std::string plugin, worker_name, ffi_library, python;
   int64_t devices = 0, device_memory_limit = 0, drain_grace_ms = 30'000, slice_hint = -1;
   std::vector<std::string> xla_flags;
 };
@@ -76,6 +77,14 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->Add("instance_count", &f->instance_count, "Resource manager: number of slices.");
   flags->Add("pjrt_plugin", &f->plugin,
              "Worker: the PJRT plugin. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of the python3 on PATH.");
+  flags->Add(
+      "ffi_library", &f->ffi_library,
+      "Worker: libraries with custom-call handlers for jax.ffi: PATH[:TARGET=SYMBOL]...[,PATH...]. A PATH alone: "
+      "each target is the symbol of its name. Give the proxy the same.");
+  flags->Add(
+      "python", &f->python,
+      "Worker: the Python whose jaxlib has the handlers of linear algebra; started at the first program that needs "
+      "them. Empty: $LANDBRIDGE_PYTHON, the plugin's environment, $VIRTUAL_ENV, python3 on PATH.");
   flags->Add("devices", &f->devices, "Worker: number of CPU devices. 0: what the resource manager wants, else 4.");
   flags->Add("device_memory_limit", &f->device_memory_limit,
              "Worker: bytes of each device. 0: 80 % of the host's memory, divided by the devices.");
@@ -139,6 +148,13 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
     return 1;
   }
   options.plugin_path = *plugin;
+  auto libraries = ParseFfiLibraries(flags.ffi_library);
+  if (!libraries.ok()) {
+    LogError(libraries.status().message());
+    return kExitUsage;
+  }
+  options.custom_calls.libraries = *std::move(libraries);
+  options.custom_calls.python = flags.python;
   options.devices =
       static_cast<int>(flags.devices > 0 ? flags.devices : AskDeviceCount(flags.resource_manager_address));
   const char* inherited = std::getenv("XLA_FLAGS");

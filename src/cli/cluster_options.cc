@@ -31,6 +31,10 @@ void AppendNetwork(std::vector<std::string>& argv, const ClusterOptions& options
   if (options.insecure_network) argv.push_back("--insecure_network");
 }
 
+void AppendFfiLibrary(std::vector<std::string>& argv, const ClusterOptions& options) {
+  if (!options.ffi_library.empty()) argv.push_back(absl::StrCat("--ffi_library=", options.ffi_library));
+}
+
 std::string InstanceType(const ClusterOptions& options) {
   if (options.workers_per_slice == 1) return absl::StrCat("cpu:", options.devices_per_worker);
   return absl::StrCat("cpu:", options.workers_per_slice, "x", options.devices_per_worker);
@@ -84,6 +88,7 @@ ServerSpec WorkerSpec(const ClusterOptions& options, const std::string& bin_dir,
                      // The name stays when it is started again, so the new life takes the old one's place.
                      absl::StrCat("--worker_name=", spec.name), absl::StrCat("--slice_hint=", slice)});
   AppendNetwork(spec.argv, options);
+  AppendFfiLibrary(spec.argv, options);
   Append(spec.argv, options.worker_flags);
   return spec;
 }
@@ -105,6 +110,7 @@ ServerSpec ProxySpec(const ClusterOptions& options, const std::string& bin_dir, 
                      absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
                      absl::StrCat("--pjrt_plugin=", options.plugin)});
   AppendNetwork(spec.argv, options);
+  AppendFfiLibrary(spec.argv, options);
   Append(spec.argv, options.proxy_flags);
   return spec;
 }
@@ -115,6 +121,7 @@ ServerSpec OneProcessSpec(const ClusterOptions& options, const std::string& bin_
          {absl::StrCat("--instance_type=", InstanceType(options)), absl::StrCat("--instance_count=", options.slices),
           absl::StrCat("--server_port=", options.proxy_port), absl::StrCat("--port_file=", spec.port_path),
           absl::StrCat("--pjrt_plugin=", options.plugin)});
+  AppendFfiLibrary(spec.argv, options);
   Append(spec.argv, options.proxy_flags);
   return spec;
 }

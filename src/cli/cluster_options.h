@@ -26,6 +26,7 @@ struct ClusterOptions {
   std::string listen_address;     // empty: the servers' own default, loopback
   bool insecure_network = false;  // the servers refuse to listen beyond loopback without it
   std::string plugin;             // path of the PJRT plugin; see plugin_search.h
+  std::string ffi_library;        // libraries with custom-call handlers (base/ffi_libraries.h), for workers and proxy
   bool one_process = false;       // all servers in one process (landbridge-one): for measurements
   bool simulated = false;         // workers without devices, all in one process (landbridge-simulated-workers)
   int start_timeout_s = 60;

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/ffi_libraries.h"
 #include "base/status.h"
 #include "cli/cluster_state.h"
 #include "cli/dataflow_graph.h"
@@ -66,6 +67,7 @@ absl::Status Complete(ClusterOptions& options, const std::string& bin_dir) {
       return absl::FailedPreconditionError(absl::StrCat(path, " is missing; build it with `make build`"));
     }
   }
+  LB_ASSIGN_OR_RETURN(options.ffi_library, AbsoluteFfiLibraries(options.ffi_library));
   LB_ASSIGN_OR_RETURN(options.plugin, FindPlugin(options.plugin, CheckoutOf(bin_dir)));
   return absl::OkStatus();
 }

@@ -30,6 +30,12 @@ void AddClusterOptions(CLI::App* app, ClusterOptions* options) {
                   "PJRT plugin of the workers (default: $LANDBRIDGE_PJRT_PLUGIN, else the Python package "
                   "lammps_jax_pjrt_cpu of the active environment, of the checkout's .venv or of python3)")
       ->group(servers);
+  app->add_option(
+         "--ffi_library,--ffi-library", options->ffi_library,
+         "Libraries with custom-call handlers for jax.ffi. A PATH alone: each target is the symbol of its name; "
+         "commas between libraries")
+      ->option_text("PATH[:TARGET=SYMBOL]...")
+      ->group(servers);
   app->add_option("--port", options->proxy_port, "Port that clients connect to; 0: any free one")
       ->capture_default_str()
       ->group(servers);

@@ -266,6 +266,7 @@ class CompileService::Impl {
     ChildProcessOptions options;
     options.binary = options_.compiler_binary;
     options.plugin_path = options_.plugin_path;
+    options.ffi_libraries = options_.ffi_libraries;
     options.log_path = LogPath(index);
     options.memory_limit_bytes = options_.memory_limit_bytes;
     options.enable_test_faults = options_.enable_test_faults;

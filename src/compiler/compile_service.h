@@ -37,6 +37,8 @@ using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
 struct CompileServiceOptions {
   std::string compiler_binary;  // empty: landbridge-compiler beside this process's own executable
   std::string plugin_path;
+  // --ffi_library (custom_calls/ffi_library.h): custom-call targets of users; the workers need the same.
+  std::string ffi_libraries;
   int child_count = 2;  // compiles at one time
   DurationNs time_limit = limits::kCompileTimeDefault;
   int64_t memory_limit_bytes = 0;  // RLIMIT_DATA of a child; 0: none

@@ -22,6 +22,7 @@
 #include "collectives/collective_handler.h"
 #include "collectives/engine_test_util.h"
 #include "compiler/load.h"
+#include "custom_calls/handler_supply.h"
 #include "pjrt/client.h"
 #include "pjrt/test_support.h"
 #include "pjrt/virtual_compute.h"
@@ -32,6 +33,7 @@ namespace {
 using pjrt::Buffer;
 using pjrt::HostSemantics;
 using pjrt::Value;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -287,6 +289,35 @@ TEST_F(CompileServiceTest, VirtualComputeCompilesAndShips) {
   auto result =
       Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments, {.launch_id = NextLaunch()}));
   EXPECT_EQ(Download(result.outputs[0])[2047], 6.0f);
+}
+
+TEST_F(CompileServiceTest, TargetsOfLibrariesCompileWhereTheLibraryIs) {
+  const CompileRequest request = Request(pjrt::CustomCallProgram("TestTriple", 1));
+  auto refused = CompileNow(*service_, request);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.status().message()), AllOf(HasSubstr("'TestTriple'"), HasSubstr("--ffi_library")));
+
+  CompileServiceOptions options = ServiceOptions();
+  options.ffi_libraries = LB_TEST_HANDLERS;
+  auto service = Value(CompileService::Start(options));
+  auto program = Value(CompileNow(*service, request));
+  EXPECT_THAT(program->info.custom_call_targets(), ElementsAre("TestTriple"));
+  auto missing = LoadEnvelope(*client_, program->envelope, {});
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("'TestTriple'"));
+  auto supply = Value(HandlerSupply::Create(client_, {Value(ParseFfiLibraries(LB_TEST_HANDLERS)), ""}));
+  ASSERT_TRUE(supply->Supply({"TestTriple"}).ok());
+  LoadedProgram loaded = Value(LoadEnvelope(*client_, program->envelope, {}));
+  Buffer input = Upload(std::vector<float>(2048, 5.0f), 0);
+  Buffer* arguments[] = {&input};
+  auto result =
+      Value(loaded.executable->ExecuteOnDevice(client_->devices()[0].handle, arguments, {.launch_id = NextLaunch()}));
+  EXPECT_EQ(Download(result.outputs[0])[2047], 30.0f);  // and twice, by the program itself
+
+  options.ffi_libraries = absl::StrCat(LB_TEST_HANDLERS, ":triple=NoSuchSymbol");
+  auto broken = CompileNow(*Value(CompileService::Start(options)), Request(pjrt::kAddProgram));
+  EXPECT_EQ(broken.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(broken.status().message()), HasSubstr("NoSuchSymbol"));
 }
 
 TEST_F(CompileServiceTest, CacheAndJoining) {

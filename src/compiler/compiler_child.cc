@@ -24,6 +24,8 @@
 #include "compiler/frame_io.h"
 #include "compiler/metadata.h"
 #include "compiler/options.h"
+#include "custom_calls/compiler_targets.h"
+#include "custom_calls/custom_call_limits.h"
 #include "hlo/rewrite_collectives.h"
 #include "pjrt/client.h"
 #include "pjrt/plugin.h"
@@ -70,7 +72,10 @@ class Child {
     ::setenv("PJRT_NPROC", absl::StrCat(std::max(2u, std::thread::hardware_concurrency())).c_str(), 0);
     LB_ASSIGN_OR_RETURN(plugin_, pjrt::Plugin::Load(options_.plugin_path));
     LB_RETURN_IF_ERROR(EnsureDevices(kFirstDeviceCount));
-    return pjrt::RegisterAndCheckVirtualCompute(*client_);
+    LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckVirtualCompute(*client_));
+    LB_ASSIGN_OR_RETURN(const std::vector<FfiLibrarySpec> libraries, ParseFfiLibraries(options_.ffi_libraries));
+    LB_ASSIGN_OR_RETURN(targets_, CompilerTargets::Register(*client_, libraries));
+    return absl::OkStatus();
   }
 
   CompilerGreeting Greeting() const {
@@ -143,12 +148,12 @@ class Child {
       }
       return client_->Compile(program, "mlir", proto.SerializeAsString());
     };
-    auto executable = compile();
+    auto executable = CompileWithOffers(compile);
     auto* build = options.proto.mutable_executable_build_options();
     if (!executable.ok() && !build->use_shardy_partitioner() && absl::StrContains(program, "sdy")) {
       // Modules with Shardy's operations need its partitioner, whatever the options say.
       build->set_use_shardy_partitioner(true);
-      auto again = compile();
+      auto again = CompileWithOffers(compile);
       if (again.ok()) executable = std::move(again);
     }
     if (!executable.ok()) return FromCompileError(executable.status(), "compiling the program");
@@ -186,7 +191,22 @@ class Child {
     return absl::OkStatus();
   }
 
+  // Compiles again while libraries of users have what is missing.
+  template <typename Compile>
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWithOffers(const Compile& compile) {
+    auto executable = compile();
+    for (int offers = 0; !executable.ok() && offers < limits::kOfferedTargetsMax; ++offers) {
+      const std::string target = MissingHandlerOf(executable.status());
+      if (target.empty()) break;
+      LB_ASSIGN_OR_RETURN(const bool offered, targets_.Offer(*client_, target));
+      if (!offered) break;
+      executable = compile();
+    }
+    return executable;
+  }
+
   const CompilerChildOptions options_;
+  CompilerTargets targets_;
   std::shared_ptr<pjrt::Plugin> plugin_;
   std::unique_ptr<pjrt::Client> client_;
 };

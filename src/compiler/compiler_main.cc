@@ -24,6 +24,8 @@ int main(int argc, char** argv) {
     bool known = true;
     if (absl::ConsumePrefix(&flag, "--pjrt_plugin=")) {
       options.plugin_path = std::string(flag);
+    } else if (absl::ConsumePrefix(&flag, "--ffi_library=")) {
+      options.ffi_libraries = std::string(flag);
     } else if (absl::ConsumePrefix(&flag, "--memory_limit_bytes=")) {
       known = absl::SimpleAtoi(flag, &options.memory_limit_bytes);
     } else if (absl::ConsumePrefix(&flag, "--parent_pid=")) {

@@ -8,8 +8,7 @@
 
 namespace landbridge {
 
-absl::Status FromCompileError(const absl::Status& status, absl::string_view context) {
-  if (status.ok()) return status;
+std::string MissingHandlerOf(const absl::Status& status) {
   constexpr absl::string_view kMarks[] = {"No FFI handler registered for ",
                                           "No registered implementation for custom call to "};
   for (absl::string_view mark : kMarks) {
@@ -19,9 +18,18 @@ absl::Status FromCompileError(const absl::Status& status, absl::string_view cont
     rest = rest.substr(0, rest.find_first_of(" \n,;"));
     while (!rest.empty() && (rest.front() == '"' || rest.front() == '\'')) rest.remove_prefix(1);
     while (!rest.empty() && (rest.back() == '"' || rest.back() == '\'' || rest.back() == '.')) rest.remove_suffix(1);
+    return std::string(rest);
+  }
+  return "";
+}
+
+absl::Status FromCompileError(const absl::Status& status, absl::string_view context) {
+  if (status.ok()) return status;
+  if (const std::string target = MissingHandlerOf(status); !target.empty()) {
     return absl::UnimplementedError(
-        absl::StrCat(context, ": the program calls the custom-call target '", FilterForeignText(rest),
-                     "', which has no handler on these workers; use operations without it"));
+        absl::StrCat(context, ": the program calls the custom-call target '", FilterForeignText(target),
+                     "', which has no handler on these workers; start the cluster with the library that has it "
+                     "(--ffi_library), or use operations without it"));
   }
   if (status.message().size() > limits::kCompileErrorBytesMax) {
     // The plugin quotes whole programs at times.

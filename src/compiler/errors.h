@@ -1,10 +1,15 @@
 // What a plugin's error in compiling or loading becomes for the user.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace landbridge {
+
+// The custom-call target for want of whose handler a plugin refused a program; empty for other refusals.
+std::string MissingHandlerOf(const absl::Status& status);
 
 // UNIMPLEMENTED naming the target where a custom call has no handler here (XLA says NOT_FOUND, which pathwaysutils
 // takes for a lost slice); else FromPluginError of base/status.h. Texts are cut at kCompileErrorBytesMax.

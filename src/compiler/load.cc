@@ -14,10 +14,18 @@
 
 namespace landbridge {
 
+absl::StatusOr<ExecutableBody> OpenEnvelopeFor(const pjrt::Client& client, absl::string_view envelope) {
+  return OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(), client.platform_name()));
+}
+
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
                                            absl::Span<const int> device_ordinals) {
-  LB_ASSIGN_OR_RETURN(ExecutableBody body,
-                      OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(), client.platform_name())));
+  LB_ASSIGN_OR_RETURN(ExecutableBody body, OpenEnvelopeFor(client, envelope));
+  return LoadBody(client, std::move(body), device_ordinals);
+}
+
+absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body,
+                                       absl::Span<const int> device_ordinals) {
   LoadedProgram program;
   program.info = std::move(*body.mutable_info());
   const ExecutableInfo& info = program.info;

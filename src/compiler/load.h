@@ -21,11 +21,18 @@ struct LoadedProgram {
   std::unique_ptr<pjrt::LoadedExecutable> executable;
 };
 
+// Opens an envelope for this host: OpenEnvelope of envelope.h, with this client's identity.
+absl::StatusOr<ExecutableBody> OpenEnvelopeFor(const pjrt::Client& client, absl::string_view envelope);
+
 // `device_ordinals`: index into client.devices() for each logical device (replica-major, then partition), all
 // different; any order. Portable programs take none or one, split programs any (they are
 // not used: name the device at each launch).
 // Wrong counts, duplicates and unknown ordinals are refused here (INVALID_ARGUMENT): the plugin aborts on them.
-// Safe to call from several threads. Missing custom-call handlers: UNIMPLEMENTED naming the target.
+// Safe to call from several threads. Handlers of custom calls must be registered before (custom_calls/handler_supply.h);
+// missing ones: UNIMPLEMENTED naming the target.
+absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body,
+                                       absl::Span<const int> device_ordinals);
+// Both.
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
                                            absl::Span<const int> device_ordinals);
 

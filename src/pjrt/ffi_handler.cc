@@ -1,7 +1,10 @@
 #include "pjrt/ffi_handler.h"
 
+#include <cstddef>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,6 +60,28 @@ absl::StatusOr<FfiBuffer> ReadBuffer(const void* raw, absl::string_view what, in
   return result;
 }
 
+// Errors of handlers that are called outside of any plugin: texts.
+XLA_FFI_Error* MakeQueryError(XLA_FFI_Error_Create_Args* args) {
+  return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message == nullptr ? "" : args->message));
+}
+void GetQueryErrorText(XLA_FFI_Error_GetMessage_Args* args) {
+  args->message = reinterpret_cast<const std::string*>(args->error)->c_str();
+}
+void DestroyQueryError(XLA_FFI_Error_Destroy_Args* args) { delete reinterpret_cast<std::string*>(args->error); }
+
+// What a handler may call when it is only asked for its version.
+const XLA_FFI_Api& QueryApi() {
+  static const XLA_FFI_Api* const api = [] {
+    auto* made = new XLA_FFI_Api(Sized<XLA_FFI_Api>());
+    made->api_version = {sizeof(XLA_FFI_Api_Version), nullptr, kFfiApiMajor, kFfiApiMinor};
+    made->XLA_FFI_Error_Create = &MakeQueryError;
+    made->XLA_FFI_Error_GetMessage = &GetQueryErrorText;
+    made->XLA_FFI_Error_Destroy = &DestroyQueryError;
+    return made;
+  }();
+  return *api;
+}
+
 }  // namespace
 
 absl::StatusOr<FfiVersion> QueryFfiVersion(XLA_FFI_Handler handler) {
@@ -67,13 +92,29 @@ absl::StatusOr<FfiVersion> QueryFfiVersion(XLA_FFI_Handler handler) {
   extension.extension_base.struct_size = sizeof(extension);
   extension.extension_base.type = XLA_FFI_Extension_Metadata;
   extension.metadata = &metadata;
-  auto frame = Sized<XLA_FFI_CallFrame>();
+  XLA_FFI_CallFrame frame{};
+  frame.struct_size = offsetof(XLA_FFI_CallFrame, future);  // what comes after it is output; handlers compare exactly
   frame.extension_start = &extension.extension_base;
-  XLA_FFI_Error* error = handler(&frame);
-  if (error != nullptr || metadata.api_version.major_version < 0) {
+  frame.api = &QueryApi();
+  if (XLA_FFI_Error* error = handler(&frame); error != nullptr) {
+    std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
+    return absl::FailedPreconditionError(absl::StrCat("a custom-call handler was built for another FFI version (",
+                                                      *text, "); this build speaks ", kFfiApiMajor, ".", kFfiApiMinor));
+  }
+  if (metadata.api_version.major_version < 0) {
     return absl::FailedPreconditionError("a custom-call handler does not say for which FFI version it was built");
   }
   return FfiVersion{metadata.api_version.major_version, metadata.api_version.minor_version};
+}
+
+absl::StatusOr<FfiVersion> CheckFfiVersion(XLA_FFI_Handler handler) {
+  absl::StatusOr<FfiVersion> version = QueryFfiVersion(handler);
+  if (version.ok() && (version->major != kFfiApiMajor || version->minor < 1)) {
+    return absl::FailedPreconditionError(absl::StrCat("a custom-call handler was built for FFI version ",
+                                                      version->major, ".", version->minor,
+                                                      ", which PJRT plugins do not take"));
+  }
+  return version;
 }
 
 FfiCompletion::FfiCompletion(FfiCompletion&& other) noexcept

@@ -33,6 +33,9 @@ struct FfiVersion {
 // What version a handler says it was built for. FAILED_PRECONDITION if it says nothing.
 absl::StatusOr<FfiVersion> QueryFfiVersion(XLA_FFI_Handler handler);
 
+// The same; FAILED_PRECONDITION also for a version that no plugin takes. A plugin takes those up to its own: only it knows.
+absl::StatusOr<FfiVersion> CheckFfiVersion(XLA_FFI_Handler handler);
+
 struct FfiBuffer {
   DType dtype = DType::kInvalid;
   void* data = nullptr;

@@ -143,12 +143,8 @@ absl::Status Plugin::RegisterFfiHandler(absl::string_view target, void* handler,
     return absl::UnimplementedError(absl::StrCat("the PJRT plugin ", path_, " takes no custom-call handlers (no FFI)"));
   }
   // The plugin would drop a version mismatch silently, so ask the handler itself.
-  LB_ASSIGN_OR_RETURN(FfiVersion version, QueryFfiVersion(reinterpret_cast<XLA_FFI_Handler>(handler)));
-  if (version.major != 0 || version.minor < 1) {
-    return absl::FailedPreconditionError(absl::StrCat("custom-call handler ", target, " was built for FFI version ",
-                                                      version.major, ".", version.minor, ", which the PJRT plugin ",
-                                                      path_, " does not take"));
-  }
+  LB_RETURN_IF_ERROR(AddContext(CheckFfiVersion(reinterpret_cast<XLA_FFI_Handler>(handler)).status(),
+                                absl::StrCat("custom-call target ", target)));
   Args<PJRT_FFI_Register_Handler_Args> args;
   args->target_name = target.data();
   args->target_name_size = target.size();

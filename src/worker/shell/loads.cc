@@ -8,6 +8,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "compiler/envelope.h"
+#include "custom_calls/handler_supply.h"
 #include "worker/shell/launcher.h"
 
 namespace landbridge {
@@ -42,25 +43,47 @@ void Loads::Start(const LoadExecutable& load) {
 void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
                       std::string sha256) {
   context_->Begin();
-  std::shared_ptr<ShellContext> context = context_->shared_from_this();
-  context_->pool->Run([this, context, executable, devices = std::move(devices), bytes = std::move(bytes),
-                       sha256 = std::move(sha256)]() mutable {
-    absl::StatusOr<std::shared_ptr<LoadedProgram>> result;
+  auto job = std::make_shared<Job>();
+  job->context = context_->shared_from_this();
+  job->devices = std::move(devices);
+  job->done = [this, executable](absl::StatusOr<std::shared_ptr<LoadedProgram>> result) {
+    Finish(executable, std::move(result));
+  };
+  context_->pool->Run([job, executable, bytes = std::move(bytes), sha256 = std::move(sha256)]() mutable {
     if (Sha256Raw(*bytes) != sha256) {
-      result = absl::InvalidArgumentError(
-          absl::StrCat("program ", executable.ToString(), " arrived damaged: its checksum differs"));
-    } else {
-      auto loaded = LoadEnvelope(context->io->client(), *bytes, devices);
-      if (loaded.ok()) {
-        result = std::make_shared<LoadedProgram>(*std::move(loaded));
-      } else {
-        result = loaded.status();
-      }
+      return job->End(absl::InvalidArgumentError(
+          absl::StrCat("program ", executable.ToString(), " arrived damaged: its checksum differs")));
     }
+    absl::StatusOr<ExecutableBody> body = OpenEnvelopeFor(job->context->io->client(), *bytes);
     bytes.reset();
-    context->PostEnd(
-        [this, executable, result = std::move(result)]() mutable { Finish(executable, std::move(result)); });
+    if (!body.ok()) return job->End(body.status());
+    job->body = *std::move(body);
+    job->SupplyHandlers();
   });
+}
+
+void Loads::Job::SupplyHandlers() {
+  const auto& called = body.info().custom_call_targets();
+  std::vector<std::string> targets(called.begin(), called.end());
+  if (context->handlers->Ready(targets)) return Load();
+  // Loads of other programs go on meanwhile.
+  context->slow->Run([self = shared_from_this(), targets = std::move(targets)] {
+    absl::Status status = self->context->handlers->Supply(targets);
+    if (!status.ok()) {
+      return self->End(AddContext(status, absl::StrCat("loading program ", self->body.info().name())));
+    }
+    self->context->pool->Run([self] { self->Load(); });
+  });
+}
+
+void Loads::Job::Load() {
+  auto loaded = LoadBody(context->io->client(), std::move(body), devices);
+  if (!loaded.ok()) return End(loaded.status());
+  End(std::make_shared<LoadedProgram>(*std::move(loaded)));
+}
+
+void Loads::Job::End(absl::StatusOr<std::shared_ptr<LoadedProgram>> result) {
+  context->PostEnd([done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
 }
 
 void Loads::Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded) {

@@ -1,8 +1,10 @@
-// Programs: fetched, checked, loaded on a pool thread.
+// Programs: fetched, checked, given the handlers of their custom calls, loaded, on pool threads.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/ids.h"
@@ -30,6 +32,18 @@ class Loads {
   void Clear();
 
  private:
+  // One load on its way through the pools. Its members run there, one after the other.
+  struct Job : std::enable_shared_from_this<Job> {
+    void SupplyHandlers();
+    void Load();
+    void End(absl::StatusOr<std::shared_ptr<LoadedProgram>> result);
+
+    std::shared_ptr<ShellContext> context;
+    std::vector<int> devices;
+    ExecutableBody body;
+    std::function<void(absl::StatusOr<std::shared_ptr<LoadedProgram>>)> done;  // on the loop
+  };
+
   void LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
                  std::string sha256);
   void Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded);

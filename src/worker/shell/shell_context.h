@@ -10,6 +10,7 @@
 #include "base/data_keys.h"
 #include "base/ids.h"
 #include "base/time.h"
+#include "custom_calls/handler_supply.h"
 #include "dataplane/data_plane.h"
 #include "env/loop.h"
 #include "proto/landbridge/control.pb.h"
@@ -25,13 +26,15 @@ namespace landbridge {
 
 // Of one grant. Tasks on other threads hold it, so that they may end after the grant has.
 //
-// Thread-safety: Post and Events from any thread; everything else on the loop's thread. `io`, `data_plane` and `pool`
-// are themselves usable from any thread and outlive the context.
+// Thread-safety: Post and Events from any thread; everything else on the loop's thread. `io`, `data_plane`, `pool`,
+// `slow` and `handlers` are themselves usable from any thread and outlive the context.
 struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   Loop* loop = nullptr;
   BufferIo* io = nullptr;
   dataplane::DataPlane* data_plane = nullptr;
   TaskPool* pool = nullptr;
+  TaskPool* slow = nullptr;           // one thread, for what may take a second: custom-call handlers
+  HandlerSupply* handlers = nullptr;  // of custom calls
   Dispatcher* dispatcher = nullptr;
   ImageBudget* images = nullptr;     // for host images of uploads
   ImageBudget* staged = nullptr;     // for chunks of pieces that are put together from strips

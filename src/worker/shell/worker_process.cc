@@ -57,6 +57,7 @@ absl::Status WorkerProcess::InitPlugin() {
   LB_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Plugin> plugin, pjrt::Plugin::Load(options_.plugin_path));
   LB_ASSIGN_OR_RETURN(client_, plugin->CreateClient(pjrt::Plugin::CpuOptions(options_.devices)));
   LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterVirtualCompute(*plugin), "registering virtual compute"));
+  LB_ASSIGN_OR_RETURN(handlers_, HandlerSupply::Create(client_.get(), options_.custom_calls));
   LB_ASSIGN_OR_RETURN(io_, BufferIo::Create(client_.get()));
   const int devices = io_->device_count();
   const int64_t host_share = PhysicalMemoryBytes() / 10 * 8 / devices;
@@ -67,6 +68,7 @@ absl::Status WorkerProcess::InitPlugin() {
   limits_.policy_seed = SystemRandom().Next();
   dispatcher_ = std::make_unique<Dispatcher>(devices);
   pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
+  slow_pool_ = std::make_unique<TaskPool>(1, "slow");
   inbox_ = std::make_shared<Inbox>(loop_, [this](bool late) { return EndOfTurn(late); });
   LogInfo("PJRT plugin ", plugin->path(), " (sha256 ", plugin->sha256(), "), platform ", client_->platform_name(), " ",
           client_->platform_version(), ", C API ", plugin->api_major(), ".", plugin->api_minor(), ": ", devices,
@@ -175,6 +177,8 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   context->loop = loop_;
   context->io = io_.get();
   context->pool = pool_.get();
+  context->slow = slow_pool_.get();
+  context->handlers = handlers_.get();
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
   context->staged = &staged_;
@@ -326,11 +330,13 @@ bool WorkerProcess::Shutdown(DurationNs patience) {
   }
   if (dispatcher_ != nullptr) dispatcher_->Shutdown();
   fenced_.clear();
+  if (slow_pool_ != nullptr) slow_pool_->Shutdown();
   if (pool_ != nullptr) pool_->Shutdown();
   if (inbox_ != nullptr) inbox_->Close();
   agent_.reset();
   data_host_.reset();
   io_.reset();
+  handlers_.reset();
   client_.reset();
   shut_down_ = true;
   return true;

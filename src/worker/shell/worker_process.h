@@ -15,6 +15,7 @@
 #include "cluster/admin.h"
 #include "cluster/control_server.h"
 #include "cluster/worker_agent.h"
+#include "custom_calls/handler_supply.h"
 #include "dataplane/data_plane.h"
 #include "env/loop.h"
 #include "env/memory_trimmer.h"
@@ -38,6 +39,7 @@ struct WorkerOptions {
   LeaseTimes times;
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
+  HandlerSupplyOptions custom_calls;
   std::string cluster_secret;  // data planes of processes with another one are refused
 };
 
@@ -91,7 +93,8 @@ class WorkerProcess {
   WorkerLimits limits_;
   std::shared_ptr<dataplane::DataPlaneHost> data_host_;       // a data plane per grant
   uint64_t ended_bytes_sent_ = 0, ended_bytes_received_ = 0;  // of grants that have ended
-  std::unique_ptr<TaskPool> pool_;
+  std::unique_ptr<HandlerSupply> handlers_;
+  std::unique_ptr<TaskPool> pool_, slow_pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
   ImageBudget images_{limits::kImagesStagedBytesMax};
   ImageBudget staged_{limits::kReshardStagedBytesMax};
