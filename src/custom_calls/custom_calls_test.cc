@@ -97,8 +97,8 @@ TEST(PythonQuery, SaysWhatIsMissing) {
   const std::string old = absl::StrCat(testing::TempDir(), "/python-without-packages");
   std::ofstream(old) << "#!/bin/sh\necho VERSION 3.11.0; echo LACKS it has no jaxlib; echo END\n";
   ASSERT_EQ(::system(absl::StrCat("chmod +x ", old).c_str()), 0);
-  EXPECT_THAT(MessageOf(QueryPython(old).status()),
-              AllOf(HasSubstr("it has no jaxlib"), HasSubstr("libpython3.11.so")));
+  EXPECT_THAT(MessageOf(QueryPython(old).status()), AllOf(HasSubstr("it has no jaxlib"), HasSubstr("libpython3.11.so"),
+                                                          HasSubstr("apt-get install libpython3.11")));
   EXPECT_THAT(MessageOf(FindPython({old, ""}).status()), AllOf(HasSubstr(old), HasSubstr("--python=PATH")));
 }
 

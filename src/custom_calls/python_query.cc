@@ -168,8 +168,8 @@ absl::StatusOr<PythonInstallation> QueryPython(const std::string& interpreter) {
   }
   if (!complete || found.version.empty()) return absl::FailedPreconditionError("it is no Python");
   if (found.libraries.empty()) {
-    lacks.push_back(
-        absl::StrCat("its libpython", found.version.substr(0, found.version.rfind('.')), ".so is not installed"));
+    const std::string name = absl::StrCat("libpython", found.version.substr(0, found.version.rfind('.')));
+    lacks.push_back(absl::StrCat("its ", name, ".so is not installed; on Debian: apt-get install ", name));
   }
   if (!lacks.empty()) return absl::FailedPreconditionError(absl::StrJoin(lacks, ", "));
   return found;
