@@ -1,10 +1,10 @@
-"""Basic programs with their values, for clients of any supported JAX and servers with any plugin. Needs JAX and numpy only.
+"""Basic programs with their values, for clients of any supported JAX and servers with any plugin; only JAX is needed.
 
     python client_programs.py [--stock] [--unknown] [NAME...]
 
---stock: without the landbridge package, as pathwaysutils registers the backend. --unknown: with functions of JAX's that
-the package's patches do not know. Prints one JSON object: the programs that passed, those that failed with their errors,
-the patches and the warnings.
+--stock: without the landbridge package, as pathwaysutils registers the backend. --unknown: with functions of JAX's
+that the package's patches do not know. Prints one JSON object: the programs that passed, those that failed with their
+errors, the patches and the warnings.
 """
 import argparse
 import json
@@ -341,8 +341,8 @@ def other_partitionings():
     jax, _, _, NamedSharding, P = modules()
     x = rand(8, 8)
     y = jax.device_put(x, NamedSharding(mesh_of(4), P("d")))
-    for target in (NamedSharding(mesh_of(4), P(None, "d")), NamedSharding(mesh_of(4), P()), NamedSharding(mesh_of(2), P("d")),
-                   jax.devices()[5]):
+    for target in (NamedSharding(mesh_of(4), P(None, "d")), NamedSharding(mesh_of(4), P()),
+                   NamedSharding(mesh_of(2), P("d")), jax.devices()[5]):
         y = jax.device_put(y, target)
         equal(y, x)
 

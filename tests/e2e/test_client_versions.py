@@ -76,7 +76,8 @@ def test_with_the_package(cluster, version):
     assert left_out == LEFT_OUT.get(version, set()), report["patches"]
     assert ("partitionings_stay_on_the_cluster" in report["passed"]) == ("device_put" not in left_out)
     for name in left_out:
-        told = [text for text in report["warnings"] if f"patch '{name}' is left out: jaxlib {version} is not one" in text]
+        reason = f"patch '{name}' is left out: jaxlib {version} is not one"
+        told = [text for text in report["warnings"] if reason in text]
         assert len(told) == 1, report["warnings"]
 
 
