@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +28,9 @@ struct IfrtFrontDoorOptions {
   uint64_t space = 0;            // the controller's space of data-plane keys
   std::string shared_directory;  // for uploads by file (ifrt-proxy.md 4.4); empty: refused
   std::string log_place;         // of this process (LogPlace()): errors name it; empty: they do not
-  int message_bytes_max = limits::kClientMessageBytesMax;    // of one message of a client
+  // Of one message of a client. A larger one ends its session, so it is the most that a client can send; what exceeds
+  // limits::kClientMessageBytesMax is refused by name.
+  int message_bytes_max = std::numeric_limits<int>::max();
   size_t store_pool_bytes = limits::kStorePoolBytesDefault;  // chunks of uploads that nobody asks for yet
   // Monotonic clock, from any thread.
   std::function<TimeNs()> now;

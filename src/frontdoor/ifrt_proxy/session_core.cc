@@ -99,7 +99,14 @@ void SessionCore::OnRequest(const Request& request, TimeNs now) {
       break;
     default: op.hold = contexts_.Begin(op.context);
   }
-  if (++unanswered_ > options_.unanswered_max && MayWait(request)) {
+  ++unanswered_;
+  // As whoever received it has counted it; nobody counts again here.
+  if (const int bytes = request.GetCachedSize(); bytes > options_.request_bytes_max) {
+    return Fail(op, absl::InvalidArgumentError(absl::StrCat("a request of ", bytes, " bytes exceeds the limit of ",
+                                                            options_.request_bytes_max,
+                                                            "; pass large constants as arguments")));
+  }
+  if (unanswered_ > options_.unanswered_max && MayWait(request)) {
     return Fail(op, absl::ResourceExhaustedError(
                         absl::StrCat(options_.unanswered_max,
                                      " requests of this session wait for their answers, its limit: wait for "

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "base/limits.h"
 #include "base/time.h"
 #include "controller/controller.h"
 #include "frontdoor/ifrt_proxy/device_catalog.h"
@@ -66,6 +67,7 @@ class SessionCore {
     SessionHints hints = {};
     std::string log_place = {};  // named in every error; empty: not
     size_t unanswered_max = kSessionUnansweredMax;
+    int request_bytes_max = limits::kClientMessageBytesMax;
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.

@@ -90,6 +90,7 @@ class SessionCoreTest : public ::testing::Test {
     options.session = SessionId(1);
     options.wire_id = 4242;
     options.unanswered_max = 100'000;
+    options.request_bytes_max = 8 << 20;
     core_ = std::make_unique<SessionCore>(options, &cluster_.controller, &host_);
     for (int i = 0; i < 4; ++i) {
       CatalogDevice device;
@@ -123,6 +124,7 @@ class SessionCoreTest : public ::testing::Test {
     const uint64_t op = ++op_;
     request.mutable_request_metadata()->set_op_id(op);
     request.mutable_request_metadata()->set_user_context_id(context);
+    request.ByteSizeLong();  // as the session's pipe does
     core_->OnRequest(request, 0);
     return op;
   }
@@ -953,6 +955,15 @@ TEST_F(ContextTest, SixtyThousandCallsLeaveNothing) {
 
 // Random messages: small ids so that they meet, broken submessages, everything in any order. Each is answered at
 // most once and nothing falls over.
+TEST_F(SessionCoreTest, ARequestAboveTheLimitIsRefusedByName) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_data(std::string(9 << 20, 'x'));
+  const absl::Status status = StatusOf(Call(request));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("pass large constants as arguments"));
+  EXPECT_TRUE(StatusOf(Call(MakeRequest(7, DType::kF32, {2}, Single(0)))).ok());
+}
+
 TEST_F(SessionCoreTest, RandomRequestsAreSurvived) {
   std::mt19937_64 random(20261101);
   auto pick = [&](uint64_t n) { return random() % n; };
