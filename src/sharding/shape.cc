@@ -106,6 +106,9 @@ Dims IndexBox::dims() const {
 
 int64_t IndexBox::Elements() const {
   int64_t product = 1;
+  for (size_t i = 0; i < start.size(); ++i) {
+    if (start[i] == limit[i]) return 0;  // before others are multiplied: beside a 0 they may have any size
+  }
   for (size_t i = 0; i < start.size(); ++i) product *= limit[i] - start[i];
   return product;
 }

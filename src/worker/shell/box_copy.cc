@@ -78,10 +78,12 @@ absl::StatusOr<int64_t> DenseBytes(absl::Span<const int64_t> dims, int64_t eleme
 
 std::vector<int64_t> DenseStrides(absl::Span<const int64_t> dims, int64_t element_bytes) {
   std::vector<int64_t> strides(dims.size());
+  // Beside a 0, the other dimensions of an empty image may have any size.
+  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return strides;
   int64_t stride = element_bytes;
   for (size_t i = dims.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<int64_t>(dims[i], 1);
+    stride *= dims[i];
   }
   return strides;
 }

@@ -20,7 +20,7 @@ namespace landbridge {
 // limits::kArrayBytesMax bytes: before anything is allocated.
 absl::StatusOr<int64_t> DenseBytes(absl::Span<const int64_t> dims, int64_t element_bytes);
 
-// Row-major strides in bytes. `dims` must have passed DenseBytes.
+// Row-major strides in bytes; zeros for an empty image. `dims` must have passed DenseBytes.
 std::vector<int64_t> DenseStrides(absl::Span<const int64_t> dims, int64_t element_bytes);
 
 // True for empty strides, and for strides that address the same bytes as the dense row-major ones (strides of

@@ -54,6 +54,10 @@ TEST(DenseBytes, ChecksBeforeAnythingIsAllocated) {
 TEST(Strides, DenseOnes) {
   EXPECT_THAT(DenseStrides({2, 3, 4}, 4), ElementsAre(48, 16, 4));
   EXPECT_TRUE(IsDense({2, 3}, {}, 4));
+  EXPECT_THAT(DenseStrides({}, 4), ElementsAre());
+  const std::vector<int64_t> empty = {int64_t{1} << 60, int64_t{1} << 60, 0};
+  EXPECT_THAT(DenseStrides(empty, 4), ElementsAre(0, 0, 0)) << "no product of large dimensions is made";
+  EXPECT_EQ(IndexBox::Whole(empty).Elements(), 0);
   EXPECT_TRUE(IsDense({2, 3}, {12, 4}, 4));
   EXPECT_FALSE(IsDense({2, 3}, {4, 8}, 4));
   EXPECT_TRUE(IsDense({1, 3}, {999, 4}, 4)) << "the stride of a dimension of size one does not matter";
@@ -116,11 +120,11 @@ TEST(Boxes, CopyAndGatherEqualTheDefinition) {
     }
     ASSERT_TRUE(CheckBox(src_dims, src_box).ok());
     std::vector<int64_t> src_strides = DenseStrides(src_dims, element);
-    if (rank > 1 && random() % 2) {  // column-major source
+    if (rank > 1 && *DenseBytes(src_dims, element) > 0 && random() % 2) {  // column-major source
       int64_t stride = element;
       for (size_t i = 0; i < rank; ++i) {
         src_strides[i] = stride;
-        stride *= std::max<int64_t>(src_dims[i], 1);
+        stride *= src_dims[i];
       }
     }
     const std::vector<int64_t> dst_strides = DenseStrides(dst_dims, element);
