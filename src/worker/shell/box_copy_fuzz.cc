@@ -42,7 +42,10 @@ void FuzzOne(absl::string_view input) {
   const int64_t element = int64_t{1} << choices.Below(5);
   std::vector<int64_t> dims(rank), strides(rank);
   for (int64_t& dim : dims) dim = choices.Size();
-  for (int64_t& stride : strides) stride = choices.Flag() ? choices.Size() : element * choices.Size();
+  for (int64_t& stride : strides) {
+    const auto unit = static_cast<uint64_t>(choices.Flag() ? 1 : element);
+    stride = static_cast<int64_t>(unit * static_cast<uint64_t>(choices.Size()));  // may wrap: any value will do
+  }
   const int64_t image_bytes = static_cast<int64_t>(choices.Byte()) << choices.Below(7);
   const absl::StatusOr<int64_t> dense = DenseBytes(dims, element);
   if (!dense.ok() || *dense > kBytesMax) return;
