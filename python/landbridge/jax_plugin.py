@@ -55,7 +55,7 @@ def connection_timeout():
 def make_client():
     import jax
     from jax.extend.backend import ifrt_proxy
-    from landbridge import connecting, shared_folder
+    from landbridge import callbacks, connecting, patches, shared_folder
 
     target = checked_target(jax.config.read("jax_backend_target"))
     options = ifrt_proxy.ClientConnectionOptions()
@@ -67,17 +67,30 @@ def make_client():
     # when the interpreter exits aborts the process.)
     from landbridge import scheduling
     options.initialization_data = {"landbridge_package": __version__.encode(), **scheduling.session_wishes()}
+    server = callbacks.make_server(target) if patches.is_installed("callbacks") else None
+    if server is not None:
+        options.initialization_data = {**options.initialization_data, callbacks.TOKEN_KEY: server.token}
     if folder is not None:
         options.initialization_data = {**options.initialization_data, shared_folder.KEY: folder.encode()}
     try:
         with connecting.said_aloud(target, seconds or DEFAULT_TIMEOUT_S):
-            return ifrt_proxy.get_client(target, options)
+            client = ifrt_proxy.get_client(target, options)
     except Exception as error:
         shared_folder.give_back(folder)
         hint = connecting.hint(str(error))
         raise RuntimeError(
             f"cannot reach a Landbridge proxy at {target}: {error}.{' ' + hint if hint else ''} `landbridge status` shows "
             "local clusters and the logs of their servers; the log of the proxy says what it waits for.") from error
+    callbacks.use(server)
+    return client
+
+
+def add_local_cpu():
+    """Callbacks, and what counts costs, use this process's own CPU: JAX is to know it beside the cluster."""
+    import jax
+    platforms = (jax.config.jax_platforms or "").split(",")
+    if "cpu" not in platforms:
+        jax.config.update("jax_platforms", ",".join([*platforms, "cpu"]))
 
 
 def initialize():
@@ -89,6 +102,8 @@ def initialize():
     from landbridge import host_memory, patches
     host_memory.tune_malloc()
     patches.install_all()
+    if patches.is_installed("callbacks") or patches.is_installed("program_text"):
+        add_local_cpu()
     from jax._src import xla_bridge
     if "proxy" in xla_bridge._backend_factories:
         logger.debug("a proxy backend is registered already (pathwaysutils); left as it is")

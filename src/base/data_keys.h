@@ -11,6 +11,7 @@ enum class DataKeyKind : uint64_t {
   kExecutable = 1,  // proxy: a sealed executable (LoadExecutable.executable)
   kTransfer = 2,    // worker: a box of a buffer (Publish.transfer)
   kRead = 3,        // worker: an image for a client (Read.read)
+  kHostCall = 4,    // worker: operands of a client's function (HostCall.call); proxy: its results (results_key)
 };
 
 constexpr int kDataKeyKindShift = 60;

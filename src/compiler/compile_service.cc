@@ -113,8 +113,39 @@ class CompileService::Impl {
     job->call.set_split(request.split && options->num_devices() > 1);
     job->inputs = Inputs(job->call);
     job->key = HashOf(job->inputs);
-    job->callbacks.push_back(std::move(callback));
+    Submit(std::move(job), std::move(callback));
+  }
 
+  void FetchOptimisedProgram(const std::string& envelope, Callback callback) {
+    auto job = std::make_unique<Job>();
+    job->call.set_envelope(envelope);
+    job->key = absl::StrCat("optimised program ", Sha256Raw(envelope));
+    Submit(std::move(job), std::move(callback));
+  }
+
+  CompileServiceStats Stats() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CompileServiceStats stats = stats_;
+    stats.cache_bytes = cache_.bytes();
+    stats.queued = queue_.size() + looked_up_;
+    if (disk_ != nullptr) stats.disk = disk_->Stats();
+    return stats;
+  }
+
+  const std::string& plugin_sha256() const { return plugin_sha256_; }
+
+ private:
+  struct Job {
+    CompileKey inputs;
+    std::string key;  // hash of `inputs`
+    CompileCall call;
+    std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
+  };
+
+  // Answers from the cache, joins a job under way, or queues.
+  void Submit(std::unique_ptr<Job> job, Callback callback) {
+    absl::Status refused;
+    job->callbacks.push_back(std::move(callback));
     std::shared_ptr<const CompiledProgram> hit;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -143,25 +174,6 @@ class CompileService::Impl {
     }
   }
 
-  CompileServiceStats Stats() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    CompileServiceStats stats = stats_;
-    stats.cache_bytes = cache_.bytes();
-    stats.queued = queue_.size() + looked_up_;
-    if (disk_ != nullptr) stats.disk = disk_->Stats();
-    return stats;
-  }
-
-  const std::string& plugin_sha256() const { return plugin_sha256_; }
-
- private:
-  struct Job {
-    CompileKey inputs;
-    std::string key;  // hash of `inputs`
-    CompileCall call;
-    std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
-  };
-
   static absl::Status Closed() { return absl::FailedPreconditionError("the compile service has been shut down"); }
 
   CompileKey Inputs(const CompileCall& call) const {
@@ -184,7 +196,7 @@ class CompileService::Impl {
 
   // With mutex_ held: looks on disk, or has it compiled.
   void Begin(std::unique_ptr<Job> job) {
-    if (disk_ == nullptr || !job->call.test_fault().empty()) {
+    if (disk_ == nullptr || !job->call.test_fault().empty() || !job->call.envelope().empty()) {
       queue_.push_back(std::move(job));
       wakes_.notify_one();
       return;
@@ -237,7 +249,7 @@ class CompileService::Impl {
         job = std::move(queue_.front());
         queue_.pop_front();
         ++stats_.running;
-        ++stats_.compiles;
+        if (job->call.envelope().empty()) ++stats_.compiles;
       }
       CompileResult result = CompileOne(index, child, *job);
       {
@@ -245,13 +257,14 @@ class CompileService::Impl {
         --stats_.running;
         jobs_.erase(job->key);
         if (result.ok()) {
-          cache_.Insert(job->key, *result);
+          if (job->call.envelope().empty()) cache_.Insert(job->key, *result);
         } else {
           ++stats_.failures;
         }
       }
       Finish(*job, result);
-      if (disk_ != nullptr && result.ok()) disk_->Insert(std::move(job->inputs), *result);
+      if (disk_ != nullptr && result.ok() && job->call.envelope().empty())
+        disk_->Insert(std::move(job->inputs), *result);
     }
   }
 
@@ -301,6 +314,7 @@ class CompileService::Impl {
     auto program = std::make_shared<CompiledProgram>();
     program->info = std::move(*reply->mutable_info());
     program->envelope = std::move(*reply->mutable_envelope());
+    program->optimised_program = std::move(*reply->mutable_optimised_program());
     program->envelope_sha256 = Sha256Raw(program->envelope);
     return std::shared_ptr<const CompiledProgram>(std::move(program));
   }
@@ -365,6 +379,14 @@ absl::StatusOr<std::unique_ptr<CompileService>> CompileService::Start(CompileSer
 
 void CompileService::Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback) {
   impl_->Compile(std::move(request), std::move(callback));
+}
+
+void CompileService::FetchOptimisedProgram(const std::string& envelope,
+                                           absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
+  impl_->FetchOptimisedProgram(envelope, [callback = std::move(callback)](CompileResult result) mutable {
+    if (!result.ok()) return callback(result.status());
+    callback((*result)->optimised_program);
+  });
 }
 
 CompileServiceStats CompileService::Stats() const { return impl_->Stats(); }

@@ -28,8 +28,9 @@ struct CompileRequest {
 
 struct CompiledProgram {
   ExecutableInfo info;
-  std::string envelope;         // sealed bytes for LoadEnvelope (compiler/load.h)
-  std::string envelope_sha256;  // 32 bytes
+  std::string envelope;           // sealed bytes for LoadEnvelope (compiler/load.h)
+  std::string envelope_sha256;    // 32 bytes
+  std::string optimised_program;  // only when nothing but that was asked for
 };
 // Shared by the cache and by all that hold it; immutable.
 using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
@@ -92,6 +93,11 @@ class CompileService {
   // plugin refuses and for a program that killed the compiler process, RESOURCE_EXHAUSTED for its memory limit,
   // ABORTED for its time limit, UNIMPLEMENTED for custom calls that nobody registered.
   void Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback);
+
+  // The optimised HLO of a program that was compiled (a serialized xla.HloModuleProto); of one for devices of several
+  // processes, what each device runs. It is not kept: a child reads it out of the envelope. Callback and errors as above.
+  void FetchOptimisedProgram(const std::string& envelope,
+                             absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
 
   CompileServiceStats Stats() const;
   const std::string& plugin_sha256() const;

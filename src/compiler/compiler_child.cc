@@ -22,12 +22,15 @@
 #include "compiler/envelope.h"
 #include "compiler/errors.h"
 #include "compiler/frame_io.h"
+#include "compiler/load.h"
 #include "compiler/metadata.h"
 #include "compiler/options.h"
 #include "custom_calls/compiler_targets.h"
 #include "custom_calls/custom_call_limits.h"
+#include "hlo/module_facts.h"
 #include "hlo/rewrite_collectives.h"
 #include "pjrt/client.h"
+#include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
 #include "pjrt/virtual_compute.h"
 #include "proto/landbridge/compiler.pb.h"
@@ -72,6 +75,7 @@ class Child {
     ::setenv("PJRT_NPROC", absl::StrCat(std::max(2u, std::thread::hardware_concurrency())).c_str(), 0);
     LB_ASSIGN_OR_RETURN(plugin_, pjrt::Plugin::Load(options_.plugin_path));
     LB_RETURN_IF_ERROR(EnsureDevices(kFirstDeviceCount));
+    LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckHostCalls(*client_));
     LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckVirtualCompute(*client_));
     LB_ASSIGN_OR_RETURN(const std::vector<FfiLibrarySpec> libraries, ParseFfiLibraries(options_.ffi_libraries));
     LB_ASSIGN_OR_RETURN(targets_, CompilerTargets::Register(*client_, libraries));
@@ -109,6 +113,8 @@ class Child {
       }
       TestFault(call.test_fault());
     }
+    if (!call.envelope().empty()) return ReadOptimised(call.envelope(), reply);
+    LB_RETURN_IF_ERROR(CheckCallsOfTheClient(call.program()));
     LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
     LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
     const bool split = call.split() && options.num_devices() > 1;
@@ -136,6 +142,21 @@ class Child {
   }
 
  private:
+  // Loading tells what was compiled, and is cheap.
+  absl::Status ReadOptimised(const std::string& envelope, CompileReply& reply) {
+    LB_ASSIGN_OR_RETURN(ExecutableBody body,
+                        OpenEnvelope(envelope, HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
+    const ExecutableInfo& info = body.info();
+    LB_RETURN_IF_ERROR(EnsureDevices(info.num_devices()));
+    std::vector<int> ordinals;
+    for (int d = 0; !info.portable() && !info.split() && d < info.num_devices(); ++d) ordinals.push_back(d);
+    LB_ASSIGN_OR_RETURN(LoadedProgram program, LoadEnvelope(*client_, envelope, ordinals));
+    LB_ASSIGN_OR_RETURN(const std::string optimised, program.executable->OptimizedProgram());
+    LB_ASSIGN_OR_RETURN(const xla::HloModuleProto module, hlo::ParseModule(optimised));
+    reply.set_optimised_program(module.SerializeAsString());
+    return absl::OkStatus();
+  }
+
   // For all its devices. `quick`: only its optimised HLO is wanted, which is the same; its code need not be good.
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWhole(const std::string& program,
                                                                        NormalizedOptions& options, bool quick) {

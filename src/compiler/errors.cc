@@ -1,12 +1,31 @@
 #include "compiler/errors.h"
 
 #include <string>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status.h"
 
 namespace landbridge {
+
+absl::Status CheckCallsOfTheClient(absl::string_view program) {
+  constexpr std::pair<absl::string_view, absl::string_view> kRefused[] = {
+      {"CustomSPMDPartitioning", "write the function with jax.shard_map instead of custom_partitioning"},
+      {"InspectSharding", "look at the sharding of a result (x.sharding) instead of inspect_array_sharding"},
+  };
+  auto in_name = [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (const auto& [name, advice] : kRefused) {
+    for (size_t at = program.find(name); at != absl::string_view::npos; at = program.find(name, at + 1)) {
+      const size_t end = at + name.size();
+      if ((at > 0 && in_name(program[at - 1])) || (end < program.size() && in_name(program[end]))) continue;
+      return absl::UnimplementedError(absl::StrCat("the program calls the custom-call target '", name,
+                                                   "', which is Python code of the client's process; ", advice));
+    }
+  }
+  return absl::OkStatus();
+}
 
 std::string MissingHandlerOf(const absl::Status& status) {
   constexpr absl::string_view kMarks[] = {"No FFI handler registered for ",

@@ -8,6 +8,10 @@
 
 namespace landbridge {
 
+// UNIMPLEMENTED for a program (text or bytes) that calls what only the client's own process has: partitioners in Python.
+// Their calls carry pointers of that process, so the plugin must never see them.
+absl::Status CheckCallsOfTheClient(absl::string_view program);
+
 // The custom-call target for want of whose handler a plugin refused a program; empty for other refusals.
 std::string MissingHandlerOf(const absl::Status& status);
 

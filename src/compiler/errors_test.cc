@@ -18,6 +18,18 @@ TEST(CompileErrors, MissingTargetIsNamed) {
   EXPECT_THAT(std::string(status.message()), testing::Not(HasSubstr("NOT_FOUND")));
 }
 
+TEST(CompileErrors, CallsOfTheClientsProcessAreRefusedByName) {
+  const std::string zero(1, '\0');
+  for (const std::string& program : {std::string("%1 = stablehlo.custom_call @CustomSPMDPartitioning(%0)"),
+                                     zero + "CustomSPMDPartitioning" + zero, "\"InspectSharding\"" + zero}) {
+    const absl::Status status = CheckCallsOfTheClient(program);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), testing::AnyOf(HasSubstr("jax.shard_map"), HasSubstr("x.sharding")));
+  }
+  EXPECT_TRUE(CheckCallsOfTheClient("func.func @MyInspectSharding2()").ok());
+  EXPECT_TRUE(CheckCallsOfTheClient("").ok());
+}
+
 TEST(CompileErrors, OthersKeepTheirMeaning) {
   EXPECT_TRUE(FromCompileError(absl::OkStatus(), "x").ok());
   EXPECT_EQ(FromCompileError(absl::InternalError("INTERNAL: bad"), "x").code(), absl::StatusCode::kInvalidArgument);

@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "hlo/module_facts.h"
+#include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
 
 namespace landbridge {
@@ -135,6 +136,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   }
   for (const std::string& target : facts.custom_call_targets) {
     info.add_custom_call_targets(target);
+    if (target == pjrt::kHostCallTarget) info.set_calls_host(true);
     if (!IsXlaInternal(target)) info.set_can_fail_on_one_shard(true);
   }
   info.set_has_side_effects(facts.has_side_effects);

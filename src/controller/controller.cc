@@ -186,6 +186,11 @@ void Controller::Impl::OnReport(Incarnation worker, const WorkerReport& report, 
     case WorkerReport::kExplained:
       requests_.EndExplain(RequestId(report.explained().request()), life, report.explained().json());
       break;
+    case WorkerReport::kMemoryUse:
+      known = requests_.EndMemory(RequestId(report.memory_use().request()), life, report.memory_use());
+      break;
+    case WorkerReport::kHostCall:  // between the worker and the client; the controller has no part in them
+    case WorkerReport::kHostCallTaken:
     case WorkerReport::REPORT_NOT_SET: known = false; break;
   }
   if (!known) ++stale_reports_;
@@ -412,6 +417,10 @@ void Controller::ReadArray(SessionId session, RequestId request, ArrayId array, 
   impl_->DeliverAnswers();
 }
 void Controller::ReleaseRead(RequestId request) { impl_->ReleaseRead(request); }
+void Controller::AskMemory(SessionId session, RequestId request, DeviceId device) {
+  impl_->AskMemory(session, request, device);
+  impl_->DeliverAnswers();
+}
 void Controller::OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes) {
   impl_->OnHostBytes(key, std::move(bytes));
 }

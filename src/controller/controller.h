@@ -194,6 +194,9 @@ class Controller {
   void ReadArray(SessionId session, RequestId request, ArrayId array, std::vector<int64_t> byte_strides,
                  int64_t image_bytes);
   void ReleaseRead(RequestId request);
+  // The figures of a device's memory, as they are when everything sent before is done or under way there: ResolveRead with
+  // data = a serialized DeviceUse. At once an error while its worker is not up.
+  void AskMemory(SessionId session, RequestId request, DeviceId device);
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
 
   // The controller's and all workers' view of what waits for what, as JSON: ResolveExplain.

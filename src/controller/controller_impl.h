@@ -67,6 +67,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   void ReadArray(SessionId session, RequestId request, ArrayId array, std::vector<int64_t> byte_strides,
                  int64_t image_bytes);
   void ReleaseRead(RequestId request);
+  void AskMemory(SessionId session, RequestId request, DeviceId device);
   void OnHostBytes(uint64_t key, absl::StatusOr<std::string> bytes);
   void Explain(RequestId request, TimeNs now, bool graph);
   void EndExplain(RequestId request) { requests_.GiveUpExplain(request); }

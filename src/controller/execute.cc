@@ -297,6 +297,24 @@ void Controller::Impl::ReadArray(SessionId session, RequestId request, ArrayId i
   dispatcher_.Send(shard->life, std::move(op), session);
 }
 
+void Controller::Impl::AskMemory(SessionId session, RequestId request, DeviceId device) {
+  if (!sessions_.contains(session) || requests_.Taken(request)) return;
+  absl::StatusOr<ctl::ClusterTable::Device> found = cluster_.Find(device);
+  if (!found.ok()) return requests_.AnswerRead(request, found.status());
+  ctl::ClusterTable::Slot& slot = cluster_.slots()[static_cast<size_t>(found->slot)];
+  Life* life = slot.life.get();
+  if (!life->up) {
+    return requests_.AnswerRead(
+        request, absl::FailedPreconditionError(absl::StrCat("device ", device.value(), ": no worker serves ",
+                                                            slot.id.ToString(), " at the moment")));
+  }
+  requests_.OpenMemory(request, session, life, found->ordinal);
+  dispatcher_.FlushCollected(life);
+  WorkerOp op;
+  op.mutable_ask_memory()->set_request(request.value());
+  dispatcher_.SendNow(life, std::move(op));
+}
+
 void Controller::Impl::ReleaseRead(RequestId request) {
   const ctl::Requests::Released released = requests_.ReleaseRead(request);
   if (released.life == nullptr) return;

@@ -583,6 +583,18 @@ class FakeWorld : public ControllerSink {
         return;
       }
       case WorkerOp::kScheduling: scheduling = op.scheduling(); return;
+      case WorkerOp::kAskMemory: {
+        WorkerReport report;
+        report.mutable_memory_use()->set_request(op.ask_memory().request());
+        for (uint32_t d = 0; d < 2; ++d) {
+          DeviceUse* use = report.mutable_memory_use()->add_devices();
+          use->set_device(d);
+          use->set_bytes_in_use(100 + d);
+        }
+        Report(w, std::move(report));
+        return;
+      }
+      case WorkerOp::kHostCallReply: ADD_FAILURE() << "the controller answers no calls of clients"; return;
       case WorkerOp::OP_NOT_SET: ADD_FAILURE() << "an empty operation"; return;
     }
   }

@@ -56,6 +56,10 @@ std::vector<WorkerReport> GoodReports(const WorkerOp& op) {
       report.mutable_read_ready()->set_data(std::string(static_cast<size_t>(op.read().image_bytes()), 'r'));
       break;
     case WorkerOp::kWatch: report.mutable_watched()->set_watch(op.watch().watch()); break;
+    case WorkerOp::kAskMemory:
+      report.mutable_memory_use()->set_request(op.ask_memory().request());
+      report.mutable_memory_use()->add_devices();
+      break;
     case WorkerOp::kExplain: report.mutable_explained()->set_request(op.explain().request()); break;
     default: return {};
   }

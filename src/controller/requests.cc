@@ -71,7 +71,7 @@ void Requests::AnswerRead(RequestId request, absl::StatusOr<ReadResult> result) 
 
 bool Requests::EndRead(RequestId request, const Life* life, const ReadReady& ready, uint64_t space) {
   auto it = reads_.find(request);
-  if (it == reads_.end() || it->second.life != life || it->second.answered) return false;
+  if (it == reads_.end() || it->second.life != life || it->second.answered || it->second.memory_of) return false;
   if (absl::Status status = FromProto(ready.status()); !status.ok()) {
     AnswerRead(request, std::move(status));
     return true;
@@ -94,6 +94,31 @@ bool Requests::EndRead(RequestId request, const Life* life, const ReadReady& rea
   result.id = DataKeyId(DataKeyKind::kRead, request.value());
   it->second.answered = true;
   answers_.push_back({request, absl::StatusOr<ReadResult>(std::move(result))});
+  return true;
+}
+
+void Requests::OpenMemory(RequestId request, SessionId session, Life* life, uint32_t ordinal) {
+  ReadState& state = reads_[request];
+  state.session = session;
+  state.life = life;
+  state.memory_of = ordinal;
+}
+
+bool Requests::EndMemory(RequestId request, const Life* life, const MemoryUse& use) {
+  auto it = reads_.find(request);
+  if (it == reads_.end() || it->second.life != life || !it->second.memory_of) return false;
+  const uint32_t wanted = *it->second.memory_of;
+  auto device = std::find_if(use.devices().begin(), use.devices().end(),
+                             [wanted](const DeviceUse& one) { return one.device() == wanted; });
+  if (device == use.devices().end()) {
+    AnswerRead(request,
+               absl::InternalError(absl::StrCat("worker ", life->name, " told no figures of device ", wanted)));
+    return true;
+  }
+  ReadResult result;
+  result.data = device->SerializeAsString();
+  result.bytes = static_cast<int64_t>(result.data.size());
+  AnswerRead(request, std::move(result));
   return true;
 }
 

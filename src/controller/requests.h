@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -47,6 +48,10 @@ class Requests {
   void AnswerRead(RequestId request, absl::StatusOr<ReadResult> result);  // of one that was never sent
   // From the worker. False: no such read there.
   bool EndRead(RequestId request, const Life* life, const ReadReady& ready, uint64_t space);
+  // Figures of a device instead of an array's bytes; answered like a read.
+  void OpenMemory(RequestId request, SessionId session, Life* life, uint32_t ordinal);
+  // From the worker. False: no such question there.
+  bool EndMemory(RequestId request, const Life* life, const MemoryUse& use);
   struct Released {
     Life* life = nullptr;   // null: nothing to do
     bool answered = false;  // else it still waits there
@@ -85,7 +90,8 @@ class Requests {
     SessionId session;
     Life* life = nullptr;
     int64_t bytes = 0;
-    bool answered = false;  // published there until ReleaseRead
+    bool answered = false;                             // published there until ReleaseRead
+    std::optional<uint32_t> memory_of = std::nullopt;  // a question for that device's figures
   };
   struct ExplainState {
     std::string text;  // JSON so far

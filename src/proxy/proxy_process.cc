@@ -93,6 +93,11 @@ absl::Status ProxyProcess::Run() {
   door.log_place = LogPlace();
   door.now = [] { return MonotonicClock().Now(); };
   door.run_after = [this](DurationNs delay, std::function<void()> task) { loop_.RunAfter(delay, std::move(task)); };
+  door.reply_host_call = [this](Incarnation worker, HostCallReply reply) {
+    WorkerOp op;
+    *op.mutable_host_call_reply() = std::move(reply);
+    SendToWorker(worker, std::move(op));
+  };
   door_ = std::make_unique<IfrtFrontDoor>(
       std::move(door), &controller_,
       [this](absl::AnyInvocable<void()> task) {
@@ -300,6 +305,10 @@ absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view pay
       },
       [&](const WorkerReport& report) {
         ++work_done_;
+        if (report.has_host_call()) return door_->OnHostCall(member->life, report.host_call());
+        if (report.has_host_call_taken()) {
+          return door_->OnHostCallTaken(member->life, report.host_call_taken().call());
+        }
         controller_.OnReport(member->life, report, loop_.Now());
       });
   if (member->stream.needs_flush()) {

@@ -29,7 +29,8 @@ class Reporter {
   void Now(WorkerReport report) {
     if (!muted_) sink_->Report(std::move(report));
   }
-  void Failed(const std::vector<BufferRef>& refs, const Poison& poison);
+  // `node`: which failed, for those that make nothing and yet are awaited.
+  void Failed(const std::vector<BufferRef>& refs, const Poison& poison, Ticket node = Ticket());
   void NodeEnded(Ticket ticket) { tickets_.push_back(ticket); }
   void Hurry() { hurried_ = true; }  // somebody waits for one of the ended nodes
   void UploadDone(uint64_t key) { keys_.push_back(key); }

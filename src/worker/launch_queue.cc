@@ -582,7 +582,7 @@ void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
     buffers.SetPoisoned(*buffer, why);
     buffers.Unpin(*buffer);
   }
-  context_->report.Failed(refs, *why);
+  context_->report.Failed(refs, *why, node.ticket);
   if (node.op->report_at_once()) context_->report.Hurry();
   context_->NodeEnded(node.ticket);
   for (uint32_t device : node.devices) --queued_on_[device];
@@ -698,7 +698,7 @@ void LaunchQueue::End(Node& node) {
     }
     buffers.Unpin(*buffer);
   }
-  if (poison != nullptr) context_->report.Failed(failed, *poison);
+  if (poison != nullptr) context_->report.Failed(failed, *poison, node.ticket);
   --placed_;
   if (node.op->report_at_once()) {
     --hurried_;

@@ -42,6 +42,8 @@ class WorkerCore::Impl {
       case WorkerOp::kScheduling: launches_.OnScheduling(op.scheduling()); break;
       case WorkerOp::kAbortLaunch: launches_.OnAbort(op.abort_launch()); break;
       case WorkerOp::kVoidSpan: launches_.OnVoidSpan(op.void_span()); break;
+      case WorkerOp::kAskMemory: OnAskMemory(op.ask_memory()); break;
+      case WorkerOp::kHostCallReply: context_.sink->HostCallReplied(std::move(*op.mutable_host_call_reply())); break;
       case WorkerOp::OP_NOT_SET: ++context_.anomalies; break;
     }
     Settle(now);
@@ -94,7 +96,8 @@ class WorkerCore::Impl {
     return context_.fenced && launches_.running() == 0 && transfers_.running() == 0 && observers_.running() == 0;
   }
 
-  void FillDeviceUse(Heartbeat* heartbeat) const {
+  template <typename Message>  // Heartbeat or MemoryUse
+  void FillDeviceUse(Message* heartbeat) const {
     for (uint32_t d = 0; d < context_.memory.devices(); ++d) {
       const MemoryAdmission::Figures figures = context_.memory.figures(PoolId{d, false});
       DeviceUse* use = heartbeat->add_devices();
@@ -272,6 +275,13 @@ class WorkerCore::Impl {
     launches_.CancelSession(session, why);
     transfers_.CancelSession(session, why);
     DeleteIf([&](const Buffer& buffer) { return buffer.session == session; });
+  }
+
+  void OnAskMemory(const AskMemory& op) {
+    WorkerReport report;
+    report.mutable_memory_use()->set_request(op.request());
+    FillDeviceUse(report.mutable_memory_use());
+    context_.report.Now(std::move(report));
   }
 
   void OnExplain(const Explain& op, TimeNs now) {

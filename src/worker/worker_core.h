@@ -81,6 +81,8 @@ class WorkerSink {
   virtual void Free(BufferRef ref) = 0;
 
   virtual void PeerLost(Incarnation peer, const absl::Status& why) = 0;
+  // For a launch that was handed over and calls its client. Also for calls that are over here.
+  virtual void HostCallReplied(HostCallReply /*reply*/) {}
   // An op named the peer's address. Comes when the op does, which may be dropped later: addresses are told once.
   virtual void MeetPeer(Incarnation /*peer*/, const std::string& /*address*/) {}
 };

@@ -33,6 +33,35 @@ TEST_F(SmallMemoryTest, YoungerLaunchNeverReservesPastAnOlderOne) {
   EXPECT_THAT(Done(1), ElementsAre("Free a1.0", "HandOver t3 @2", "HandOver t4 @3"));
 }
 
+// It makes nothing that could carry the error, and somebody may wait for it.
+TEST_F(SmallMemoryTest, AFailureOfALaunchWithoutOutputsIsTold) {
+  Load(1, {{}, {}});
+  EXPECT_THAT(Op(LaunchOp(1, 1, {}, {})), ElementsAre("HandOver t1 @1"));
+  core_->OnLaunchDone(Ticket(1), absl::InvalidArgumentError("its callback raised"), 0, 0);
+  core_->Flush();
+  ASSERT_EQ(sink_.reports.size(), 2u);
+  EXPECT_EQ(sink_.reports[0].failed().refs_size(), 0);
+  EXPECT_EQ(sink_.reports[0].failed().status().root_ticket(), 1u);
+  EXPECT_EQ(sink_.reports[0].failed().status().message(), "its callback raised");
+  EXPECT_THAT(sink_.reports[1].progress().tickets(), ElementsAre(1));
+}
+
+// A device's figures, as they are now.
+TEST_F(SmallMemoryTest, TellsTheMemoryOfItsDevices) {
+  Load(1, {{}, {500}});
+  Op(LaunchOp(1, 1, {}, {1}));
+  WorkerOp ask;
+  ask.mutable_ask_memory()->set_request(7);
+  Op(ask);
+  core_->Flush();
+  ASSERT_FALSE(sink_.reports.empty());
+  const MemoryUse& use = sink_.reports.back().memory_use();
+  EXPECT_EQ(use.request(), 7u);
+  ASSERT_GE(use.devices_size(), 1);
+  EXPECT_EQ(use.devices(0).bytes_in_use(), 500);
+  EXPECT_EQ(use.devices(0).bytes_limit(), 1000);
+}
+
 // Uploads and makes stand in the same line.
 TEST_F(SmallMemoryTest, UploadsAndMakesCarryTicketsToo) {
   Load(1, {{}, {800}});

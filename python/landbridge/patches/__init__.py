@@ -9,13 +9,18 @@ import importlib
 import os
 import warnings
 
-MODULES = ("strides", "device_put", "locations")
+MODULES = ("strides", "device_put", "locations", "memory_stats", "program_text",
+           "callbacks")
 
 _installed = {}
 
 
 def is_off(name, setting):
     return setting == "0" or f"-{name}" in setting.split(",")
+
+
+def is_installed(name):
+    return _installed.get(name) == "installed"
 
 
 def install_all():

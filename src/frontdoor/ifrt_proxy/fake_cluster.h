@@ -204,6 +204,18 @@ class FakeCluster final : public ControllerSink {
         if (why.code() != 0) Poison(worker, refs, why);
         return Done(worker, op.launch().ticket());
       }
+      case WorkerOp::kAskMemory: {
+        WorkerReport report;
+        report.mutable_memory_use()->set_request(op.ask_memory().request());
+        for (uint32_t d = 0; d < 4; ++d) {
+          DeviceUse* use = report.mutable_memory_use()->add_devices();
+          use->set_device(d);
+          use->set_bytes_in_use(100 + d);
+          use->set_bytes_limit(1000);
+          use->set_bytes_peak(500);
+        }
+        return Report(worker, report);
+      }
       case WorkerOp::kReshardSend: {
         const ReshardSend& send = op.reshard_send();
         const std::vector<Publish> offers = w.plans.Use(send.plan()).value()->Expand(send).value();

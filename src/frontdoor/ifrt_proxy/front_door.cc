@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "frontdoor/ifrt_proxy/grpc_service.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
+#include "frontdoor/ifrt_proxy/host_call_router.h"
 #include "frontdoor/ifrt_proxy/session_core.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 #include "nlohmann/json.hpp"
@@ -39,6 +40,15 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
       });
     };
     buffers_ = HostBuffers::Create(std::move(buffers), data_plane_);
+    HostCallRouter::Options calls;
+    calls.space = options_.space;
+    calls.reply = options_.reply_host_call;
+    calls.post = [weak = weak_from_this(), post = post_](std::function<void(HostCallRouter&)> run) {
+      post([weak, run = std::move(run)] {
+        if (auto self = weak.lock()) run(*self->host_calls_);
+      });
+    };
+    host_calls_ = std::make_unique<HostCallRouter>(std::move(calls), data_plane_);
   }
 
   absl::StatusOr<int> Start(const std::string& listen_address);
@@ -47,6 +57,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   // --- Any thread.
   absl::StatusOr<std::shared_ptr<SessionPipe>> Open(ClientHello hello);
   void Closed(const std::shared_ptr<SessionPipe>& pipe);
+  absl::StatusOr<std::shared_ptr<HostCallPipe>> ServeHostCalls(const std::string& peer, const std::string& token);
   size_t session_count() const { return session_count_.load(); }
 
   // --- Loop.
@@ -59,6 +70,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   std::string StatusJson() const;
 
   HostBuffers& buffers() { return *buffers_; }
+  HostCallRouter& host_calls() { return *host_calls_; }
 
  private:
   // One session on the loop.
@@ -82,6 +94,9 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     }
     void Compile(uint64_t token, std::string program, std::string options, bool split) override {
       door->StartCompile(core.session(), token, std::move(program), std::move(options), split);
+    }
+    void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
+      door->FetchOptimisedProgram(core.session(), token, std::move(image));
     }
     absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) override {
       return Converted(door->buffers_->Claim(core.session(), handle, expected_bytes));
@@ -136,6 +151,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void Turn(SessionId session);
   void StartCompile(SessionId session, uint64_t token, std::string program, std::string options, bool split);
   void OnCompiled(SessionId session, uint64_t token, CompileResult result);
+  void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image);
   void Answer(Session& session);
   void AnswerLater();
   template <typename F>
@@ -159,6 +175,11 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   std::atomic<size_t> session_count_{0};
   absl::Mutex pipes_mutex_;
   absl::flat_hash_map<SessionId, std::shared_ptr<SessionPipe>> pipes_ ABSL_GUARDED_BY(pipes_mutex_);
+  struct HostCallClient {
+    SessionId session;
+    std::string peer;
+  };
+  absl::flat_hash_map<std::string, HostCallClient> host_call_tokens_ ABSL_GUARDED_BY(pipes_mutex_);
   bool stopping_ ABSL_GUARDED_BY(pipes_mutex_) = false;
 
   // Loop.
@@ -166,6 +187,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     RequestId request;
     std::variant<absl::Status, absl::StatusOr<ReadResult>> answer;
   };
+  std::unique_ptr<HostCallRouter> host_calls_;
   std::unique_ptr<DeviceCatalog> catalog_;
   uint64_t next_request_ = 1;
   absl::flat_hash_map<RequestId, SessionId> requests_;
@@ -186,6 +208,9 @@ absl::StatusOr<int> IfrtFrontDoor::Impl::Start(const std::string& listen_address
   GrpcServiceHooks hooks;
   hooks.open = [this](ClientHello hello) { return Open(std::move(hello)); };
   hooks.closed = [this](const std::shared_ptr<SessionPipe>& pipe) { Closed(pipe); };
+  hooks.serve_host_calls = [this](const std::string& peer, const std::string& token) {
+    return ServeHostCalls(peer, token);
+  };
   hooks.release_read = [this](RequestId read) {
     PostSelf([read](Impl& self) { self.controller_->ReleaseRead(read); });
   };
@@ -211,6 +236,7 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHel
   core.protocol_version = hello.protocol_version;
   core.hints = hello.hints;
   core.log_place = options_.log_place;
+  core.has_package = hello.has_package;
   auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
     if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
   });
@@ -220,6 +246,10 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHel
     if (pipes_.size() >= limits::kSessionsMax) {
       return absl::ResourceExhaustedError(
           absl::StrCat("This proxy has ", limits::kSessionsMax, " sessions already, its limit"));
+    }
+    if (!hello.host_calls_token.empty() &&
+        !host_call_tokens_.try_emplace(hello.host_calls_token, HostCallClient{core.session, hello.peer}).second) {
+      return absl::InvalidArgumentError("another session announced the same token for calls of its functions");
     }
     pipes_.emplace(core.session, pipe);
     ++session_count_;
@@ -234,10 +264,57 @@ void IfrtFrontDoor::Impl::Closed(const std::shared_ptr<SessionPipe>& pipe) {
   {
     absl::MutexLock lock(&pipes_mutex_);
     if (pipes_.erase(pipe->session()) > 0) --session_count_;
+    absl::erase_if(host_call_tokens_, [&](const auto& entry) { return entry.second.session == pipe->session(); });
   }
   buffers_->CloseSession(pipe->session());
   shared_directory_->Close(pipe->session());
   PostSelf([session = pipe->session()](Impl& self) { self.CloseOnLoop(session); });
+}
+
+absl::StatusOr<std::shared_ptr<HostCallPipe>> IfrtFrontDoor::Impl::ServeHostCalls(const std::string& peer,
+                                                                                  const std::string& token) {
+  SessionId session;
+  {
+    absl::MutexLock lock(&pipes_mutex_);
+    auto it = host_call_tokens_.find(token);
+    // A foreign one answers as an unknown one.
+    if (it == host_call_tokens_.end() || it->second.peer != peer || stopping_) {
+      return absl::UnauthenticatedError("no session announced this token");
+    }
+    session = it->second.session;
+  }
+  struct Self {
+    std::weak_ptr<HostCallPipe> pipe;
+  };
+  auto self = std::make_shared<Self>();
+  auto on_loop = [weak = weak_from_this(), self](auto run) {
+    auto door = weak.lock();
+    if (door == nullptr) return;
+    door->PostSelf([self, run = std::move(run)](Impl& impl) mutable {
+      if (auto pipe = self->pipe.lock()) run(*impl.host_calls_, pipe);
+    });
+  };
+  auto pipe = std::make_shared<HostCallPipe>(
+      session,
+      [on_loop](HostCallPipe::Frame frame) {
+        on_loop([frame = std::move(frame)](HostCallRouter& router, const std::shared_ptr<HostCallPipe>& at) {
+          router.OnFrame(at, frame);
+        });
+      },
+      [on_loop](size_t bytes) {
+        on_loop([bytes](HostCallRouter& router, const std::shared_ptr<HostCallPipe>& at) {
+          router.OnWritten(at->session(), bytes);
+        });
+      },
+      [on_loop] {
+        on_loop([](HostCallRouter& router, const std::shared_ptr<HostCallPipe>& at) { router.Detach(at); });
+      });
+  self->pipe = pipe;
+  PostSelf([pipe, session](Impl& impl) {
+    if (impl.Find(session) == nullptr) return pipe->Close();  // it has ended meanwhile
+    impl.host_calls_->Attach(pipe);
+  });
+  return pipe;
 }
 
 // ---------------------------------------------------------------- loop
@@ -262,6 +339,7 @@ void IfrtFrontDoor::Impl::CloseOnLoop(SessionId session) {
   absl::erase_if(string_keys_, [session](const auto& entry) { return entry.second == session; });
   ++depth_;
   controller_->CloseSession(session, absl::CancelledError("The client's session has ended"));
+  host_calls_->CloseSession(session);  // after: what they free must not start other launches of it
   --depth_;
   gone.reset();
   LogInfo("Session ", session.ToString(), " closed");
@@ -418,6 +496,24 @@ void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult
   Drain();
 }
 
+void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token,
+                                                std::shared_ptr<const ProgramImage> image) {
+  auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> program) {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    self->PostSelf([id, token, program = std::move(program)](Impl& door) mutable {
+      Session* session = door.Find(id);
+      if (session == nullptr) return;
+      ++door.depth_;
+      session->core.OnOptimisedProgram(token, std::move(program));
+      --door.depth_;
+      door.Drain();
+    });
+  };
+  if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
+  compiler_->FetchOptimisedProgram(*image->envelope, std::move(done));
+}
+
 std::string IfrtFrontDoor::Impl::StatusJson() const {
   nlohmann::json json;
   const HostBuffers::Counts buffers = buffers_->counts();
@@ -428,6 +524,7 @@ std::string IfrtFrontDoor::Impl::StatusJson() const {
   json["host_buffers"] = {
       {"unclaimed", buffers.unclaimed}, {"expected", buffers.expected},           {"claimed", buffers.claimed},
       {"results", buffers.results},     {"parked_stores", buffers.parked_stores}, {"bytes_held", buffers.bytes_held}};
+  json["host_calls"] = {{"open", host_calls_->open()}, {"total", host_calls_->total()}};
   json["uploads_by_file"] = shared_directory_->uploads();
   json["sessions"] = nlohmann::json::array();
   for (const auto& [id, session] : sessions_) {
@@ -468,7 +565,14 @@ void IfrtFrontDoor::ServeHostBuffer(uint64_t key, std::vector<Incarnation> worke
 void IfrtFrontDoor::WantHostBytes(uint64_t key) { impl_->buffers().WantBytes(key); }
 void IfrtFrontDoor::DropHostBuffer(uint64_t key) { impl_->buffers().Drop(key); }
 void IfrtFrontDoor::PauseSession(SessionId session, bool paused) { impl_->PauseSession(session, paused); }
-void IfrtFrontDoor::OnWorkerLost(Incarnation worker, const absl::Status&) { impl_->buffers().OnWorkerLost(worker); }
+void IfrtFrontDoor::OnWorkerLost(Incarnation worker, const absl::Status&) {
+  impl_->buffers().OnWorkerLost(worker);
+  impl_->host_calls().OnWorkerLost(worker);
+}
+void IfrtFrontDoor::OnHostCall(Incarnation worker, HostCall call) {
+  impl_->host_calls().OnCall(worker, std::move(call));
+}
+void IfrtFrontDoor::OnHostCallTaken(Incarnation worker, uint64_t call) { impl_->host_calls().OnTaken(worker, call); }
 void IfrtFrontDoor::Drain() { impl_->Drain(); }
 std::string IfrtFrontDoor::StatusJson() const { return impl_->StatusJson(); }
 size_t IfrtFrontDoor::session_count() const { return impl_->session_count(); }

@@ -37,6 +37,8 @@ struct IfrtFrontDoorOptions {
   // [loop] Runs the closure on the loop later. Then answers that no client waits for are collected for
   // limits::kLazyDelay; null: each leaves at once.
   std::function<void(DurationNs, std::function<void()>)> run_after;
+  // [loop] What a client's function gave, for the worker whose program called it; null: clients serve no calls.
+  std::function<void(Incarnation, HostCallReply)> reply_host_call;
 };
 
 // Thread-safety: the constructor, Start, Stop and the destructor from one owner thread that is not the loop (Start
@@ -77,6 +79,10 @@ class IfrtFrontDoor {
   void PauseSession(SessionId session, bool paused);
   // [loop] A worker is gone: uploads that it was pulling no longer wait for it, reads from it end with `why`.
   void OnWorkerLost(Incarnation worker, const absl::Status& why);
+
+  // [loop] Programs that call functions of their client, and what workers say of it.
+  void OnHostCall(Incarnation worker, HostCall call);
+  void OnHostCallTaken(Incarnation worker, uint64_t call);
 
   // [loop] Works off what the methods above recorded. Called by the door itself through `post` when something is
   // there; a loop that calls it at the end of each turn saves that hop.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "frontdoor/ifrt_proxy/host_call_stream.h"
 #include "frontdoor/ifrt_proxy/lookup_call.h"
 #include "frontdoor/ifrt_proxy/session_call.h"
 #include "frontdoor/ifrt_proxy/shared_directory.h"
@@ -145,6 +146,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   builder.RegisterService(&door.service);
+  builder.RegisterService(&door.host_calls);
   // With one queue its thread is the one that polls: no hand-over to another. More pay where there are many cores.
   const int lanes = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 8, 1, limits::kDoorThreadsMax);
   for (int i = 0; i < lanes; ++i) made->lanes_.push_back(std::make_unique<Lane>(builder.AddCompletionQueue()));
@@ -163,6 +165,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
     ListenForSessions(&door, lane.get());
     ListenForStores(&door, lane.get());
     ListenForLookups(&door, lane.get());
+    ListenForHostCalls(&door, lane.get());
     lane->Start();
   }
   return made;

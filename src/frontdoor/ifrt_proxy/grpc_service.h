@@ -15,9 +15,11 @@
 #include "dataplane/data_plane.h"
 #include "frontdoor/ifrt_proxy/call.h"
 #include "frontdoor/ifrt_proxy/host_buffers.h"
+#include "frontdoor/ifrt_proxy/host_call_pipe.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 #include "frontdoor/ifrt_proxy/shared_directory.h"
 #include "proto/ifrt_proxy/grpc_ifrt_service.grpc.pb.h"
+#include "proto/landbridge/host_calls.grpc.pb.h"
 
 namespace landbridge {
 
@@ -25,8 +27,10 @@ namespace landbridge {
 struct ClientHello {
   std::string peer;  // its host
   int protocol_version = 0;
-  std::string shared_folder;  // see SharedDirectory
-  SessionHints hints;
+  std::string shared_folder = {};  // see SharedDirectory
+  SessionHints hints = {};
+  bool has_package = false;           // the landbridge package is there
+  std::string host_calls_token = {};  // under which it will serve calls of its functions; empty: it will not
 };
 
 struct GrpcServiceHooks {
@@ -34,6 +38,9 @@ struct GrpcServiceHooks {
   std::function<absl::StatusOr<std::shared_ptr<SessionPipe>>(ClientHello hello)> open;
   std::function<void(const std::shared_ptr<SessionPipe>&)> closed;
   std::function<void(RequestId)> release_read;
+  // A client that serves calls of its functions; `token` is what its session announced. UNAUTHENTICATED when none did.
+  std::function<absl::StatusOr<std::shared_ptr<HostCallPipe>>(const std::string& peer, const std::string& token)>
+      serve_host_calls;
 };
 
 using IfrtService = xla::ifrt::proxy::GrpcIfrtService::WithRawMethod_HostBufferStore<
@@ -44,6 +51,8 @@ using IfrtService = xla::ifrt::proxy::GrpcIfrtService::WithRawMethod_HostBufferS
                     xla::ifrt::proxy::GrpcIfrtService::WithAsyncMethod_IfrtSession<
                         xla::ifrt::proxy::GrpcIfrtService::Service>>>>>>;
 
+using HostCallService = HostCalls::WithRawMethod_Serve<HostCalls::Service>;
+
 // What calls need.
 struct GrpcDoor {
   GrpcServiceHooks hooks;
@@ -51,6 +60,7 @@ struct GrpcDoor {
   dataplane::DataPlane* data_plane = nullptr;
   std::shared_ptr<SharedDirectory> shared_directory;
   IfrtService service;
+  HostCallService host_calls;
   CallCount calls;
 };
 

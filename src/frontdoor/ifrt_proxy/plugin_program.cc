@@ -64,6 +64,22 @@ absl::StatusOr<std::vector<Sharding::Ptr>> ParseList(const json& request, const 
   return shardings;
 }
 
+absl::StatusOr<Question> ParseQuestion(const json& value) {
+  if (value.is_object() && value.size() == 1) {
+    if (value.contains("hostCallsOver")) return Question{};
+    auto memory = value.find("memoryStats");
+    if (memory != value.end() && memory->is_object()) {
+      auto device = memory->find("device_id");
+      if (device == memory->end() || !device->is_number_integer() || device->get<int64_t>() < 0 ||
+          device->get<int64_t>() > INT32_MAX) {
+        return Bad("memoryStats needs a device_id");
+      }
+      return Question{DeviceId(static_cast<int32_t>(device->get<int64_t>()))};
+    }
+  }
+  return Bad("landbridgeQuestion is either memoryStats or hostCallsOver");
+}
+
 // Deep nesting would exhaust the stack of a recursive reader.
 bool NestsDeeply(absl::string_view text) {
   int depth = 0;
@@ -77,11 +93,12 @@ bool NestsDeeply(absl::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<ReshardProgram> ParsePluginProgram(absl::string_view data) {
+absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data) {
   if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
   if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
   const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) return Bad("it is not a JSON object");
+  if (auto question = document.find("landbridgeQuestion"); question != document.end()) return ParseQuestion(*question);
   auto reshard = document.find("reshardRequest");
   if (reshard == document.end()) {
     const std::string key = document.empty() ? "" : document.begin().key();

@@ -1,13 +1,18 @@
-// The JSON programs of pathwaysutils (ifrt-proxy.md 13). Only reshardRequest is served.
+// The JSON programs of pathwaysutils (ifrt-proxy.md 13), of which reshardRequest is served, and questions of the landbridge
+// package, for which the protocol has no message: they are compiled when the answer
+// is there, and their text is the answer. (The client waits for a compile without holding Python's lock.)
 //
 // Thread-safety: pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/ids.h"
 #include "sharding/sharding.h"
 
 namespace landbridge {
@@ -17,8 +22,18 @@ struct ReshardProgram {
   std::vector<Sharding::Ptr> in, out;  // equally many, at least one
 };
 
-// `data` is the serialized program. Anything else than a well-formed reshardRequest is an error whose text contains
+// {"landbridgeQuestion":{"memoryStats":{"device_id":3}}}: the answer is {"bytes_in_use":..., ...}, as it is when what the
+// session sent before is done or under way.
+// {"landbridgeQuestion":{"hostCallsOver":{}}}: the answer, {}, comes when every launch sent before that calls its client has
+// ended.
+struct Question {
+  std::optional<DeviceId> memory_of;  // none: hostCallsOver
+};
+
+using PluginProgram = std::variant<ReshardProgram, Question>;
+
+// `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
 // "Bad PluginProgram": clients look for it.
-absl::StatusOr<ReshardProgram> ParsePluginProgram(absl::string_view data);
+absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data);
 
 }  // namespace landbridge

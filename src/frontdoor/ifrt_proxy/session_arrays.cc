@@ -567,6 +567,11 @@ void SessionCore::CopyToHostBuffer(Op op, const Request& request) {
 }
 
 void SessionCore::OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result) {
+  if (auto question = memory_questions_.find(request); question != memory_questions_.end()) {
+    PendingQuestion pending = std::move(question->second);
+    memory_questions_.erase(question);
+    return AnswerQuestion(std::move(pending), MemoryText(std::move(result)));
+  }
   auto it = reads_.find(request);
   if (it == reads_.end()) return;
   const PendingRead read = std::move(it->second);

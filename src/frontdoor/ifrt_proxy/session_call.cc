@@ -11,6 +11,9 @@ namespace {
 
 namespace proxy = xla::ifrt::proxy;
 
+constexpr char kPackageKey[] = "landbridge_package";  // of a client's initialization data
+constexpr char kHostCallsTokenKey[] = "landbridge_host_calls";
+constexpr size_t kHostCallsTokenBytesMin = 16, kHostCallsTokenBytesMax = 256;
 constexpr char kSessionKey[] = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
 
 class SessionCall final : public Call, private SessionPipe::Stream {
@@ -67,6 +70,14 @@ class SessionCall final : public Call, private SessionPipe::Stream {
     if (auto folder = data.find(kSharedFolderKey); folder != data.end()) {
       hello.shared_folder = folder->second.string_value();
       if (absl::Status status = SharedDirectory::CheckFolder(hello.shared_folder); !status.ok()) return status;
+    }
+    hello.has_package = data.contains(kPackageKey);
+    if (auto token = data.find(kHostCallsTokenKey); token != data.end()) {
+      hello.host_calls_token = token->second.string_value();
+      if (hello.host_calls_token.size() < kHostCallsTokenBytesMin ||
+          hello.host_calls_token.size() > kHostCallsTokenBytesMax) {
+        return absl::InvalidArgumentError("landbridge_host_calls in a client's initialization data is no token");
+      }
     }
     return door_->hooks.open(std::move(hello));
   }

@@ -37,7 +37,8 @@ SessionCore::Counts SessionCore::counts() const {
   counts.arrays = arrays_.size();
   counts.executables = executables_.size();
   counts.futures = futures_.size();
-  counts.pending = waits_.size() + reads_.size() + compiles_.size() + waiting_inits_.size();
+  counts.pending = waits_.size() + reads_.size() + compiles_.size() + waiting_inits_.size() + programs_fetched_.size() +
+                   memory_questions_.size();
   counts.contexts_held = contexts_.held();
   counts.contexts_kept_back = contexts_.kept_back();
   return counts;
@@ -78,7 +79,8 @@ bool MayWait(const proxy::IfrtRequest& request) {
     case proxy::IfrtRequest::kCheckFutureRequest:
     case proxy::IfrtRequest::kCheckValueReadyRequest:
     case proxy::IfrtRequest::kCopyToHostBufferRequest:
-    case proxy::IfrtRequest::kCompileRequest: return true;
+    case proxy::IfrtRequest::kCompileRequest:
+    case proxy::IfrtRequest::kLoadedExecutableHumanReadableProgramTextRequest: return true;
     default: return false;
   }
 }
@@ -156,12 +158,7 @@ void SessionCore::Dispatch(Op op, const Request& request, TimeNs now) {
       Poison(bitcast.result_handles(), status, op);
       return Fail(op, status);
     }
-    case Request::kLoadedExecutableHumanReadableProgramTextRequest: {
-      auto response = NewResponse(op);  // a failed response would abort the client
-      *response->mutable_loaded_executable_human_readable_program_text_response()->mutable_status() =
-          wire::ToProto(absl::UnimplementedError("The text of compiled programs is not available"));
-      return Succeed(op, std::move(response));
-    }
+    case Request::kLoadedExecutableHumanReadableProgramTextRequest: return ProgramText(std::move(op), request);
     case Request::kLoadedExecutableMpmdMetadataRequest: {
       auto response = NewResponse(op);
       *response->mutable_loaded_executable_mpmd_metadata_response()->mutable_mpmd_compiled_memory_stats_error() =

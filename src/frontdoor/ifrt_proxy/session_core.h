@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -40,6 +41,8 @@ class SessionHost {
   virtual RequestId NewRequestId() = 0;
   // Answered by SessionCore::OnCompiled(token, ...). `split`: for devices of several workers (ExecutableInfo.split).
   virtual void Compile(uint64_t token, std::string program, std::string options, bool split) = 0;
+  // The program's optimised HLO (a serialized xla.HloModuleProto): SessionCore::OnOptimisedProgram(token, ...).
+  virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) = 0;
 
   struct ClaimedUpload {
     uint64_t key = 0;
@@ -53,6 +56,9 @@ class SessionHost {
   virtual void DropUpload(uint64_t key) = 0;        // claimed, and then not used
   virtual absl::Status PutResult(uint64_t handle, RequestId read, ReadResult result) = 0;
 };
+
+// The answer to the question for a device's memory, from Controller::AskMemory's.
+absl::StatusOr<std::string> MemoryText(absl::StatusOr<ReadResult> result);
 
 // Requests of one session that have no answer yet. Above, those that wait for something fail.
 constexpr size_t kSessionUnansweredMax = 1'000'000;
@@ -68,6 +74,7 @@ class SessionCore {
     std::string log_place = {};  // named in every error; empty: not
     size_t unanswered_max = kSessionUnansweredMax;
     int request_bytes_max = limits::kClientMessageBytesMax;
+    bool has_package = false;  // the client can read what only the landbridge package can
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.
@@ -89,6 +96,7 @@ class SessionCore {
   };
   void OnCompiled(uint64_t token, absl::StatusOr<Compiled> result);
   void OnStringBytes(uint64_t key, absl::StatusOr<std::string> bytes);
+  void OnOptimisedProgram(uint64_t token, absl::StatusOr<std::string> program);
 
   struct Counts {
     size_t arrays = 0, executables = 0, futures = 0, pending = 0, contexts_held = 0, contexts_kept_back = 0;
@@ -135,10 +143,11 @@ class SessionCore {
     UserContexts::Hold context;  // of a request whose result may still fail
   };
   struct Executable {
-    ExecutableId id;  // invalid: a reshard program
+    ExecutableId id;  // invalid: a reshard program or a question
     std::shared_ptr<const ProgramImage> image;
     std::vector<DeviceId> devices;
     std::unique_ptr<ReshardProgram> reshard;
+    std::optional<std::string> answer;  // of a question
     std::string name;
     // What the first Execute answers, without handles.
     std::vector<xla::ifrt::proxy::LoadedExecutableExecuteResponse::Output> outputs;
@@ -236,6 +245,13 @@ class SessionCore {
   void GetDefaultDeviceAssignment(Op op, const Request& request);
   absl::StatusOr<std::shared_ptr<Executable>> FindExecutable(Handle handle) const;
 
+  // --- session_questions.cc
+  void ProgramText(Op op, const Request& request);
+  void AnswerText(const Op& op, absl::StatusOr<std::string> text);
+  void Ask(const Op& op, const Question& question, std::shared_ptr<Executable> executable);
+  void AddHostCallingLaunch(Ticket ticket);
+  void AnswerHostCallsOver();
+
   const Options options_;
   Controller* const controller_;
   SessionHost* const host_;
@@ -252,6 +268,17 @@ class SessionCore {
   absl::flat_hash_map<RequestId, PendingRead> reads_;
   absl::flat_hash_map<uint64_t, PendingCompile> compiles_;
   uint64_t next_compile_ = 1;
+  absl::flat_hash_map<uint64_t, Op> programs_fetched_;  // by token
+  struct PendingQuestion {
+    Op op;
+    std::shared_ptr<Executable> executable;
+  };
+  void AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer);
+  absl::flat_hash_map<RequestId, PendingQuestion> memory_questions_;
+  // Launches under way that may call the client, and who waits for all up to one of them.
+  std::set<uint64_t> host_calling_;
+  uint64_t last_host_calling_ = 0;
+  std::deque<std::pair<uint64_t, PendingQuestion>> host_calls_over_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<StringShard>> string_keys_;
   // Launches that may still fail, and holds that wait for all launches that were issued before.
   std::set<uint64_t> launches_;

@@ -41,6 +41,9 @@ class FakeHost final : public SessionHost {
     compiles[token] = {std::move(program), std::move(options)};
     last_split = split;
   }
+  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
+    fetches[token] = std::move(image);
+  }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     ClaimedUpload claimed;
     claimed.key = next_key++;
@@ -75,6 +78,7 @@ class FakeHost final : public SessionHost {
   std::map<uint64_t, IfrtResponse> responses;
   std::vector<uint64_t> order;
   std::map<uint64_t, std::pair<std::string, std::string>> compiles;
+  std::map<uint64_t, std::shared_ptr<const ProgramImage>> fetches;
   bool last_split = false;
   std::map<uint64_t, std::string> stored, results;
   std::map<uint64_t, uint64_t> keys;  // handle -> key, for uploads that come later
@@ -91,6 +95,7 @@ class SessionCoreTest : public ::testing::Test {
     options.wire_id = 4242;
     options.unanswered_max = 100'000;
     options.request_bytes_max = 8 << 20;
+    options.has_package = true;
     core_ = std::make_unique<SessionCore>(options, &cluster_.controller, &host_);
     for (int i = 0; i < 4; ++i) {
       CatalogDevice device;
@@ -327,6 +332,79 @@ TEST_F(SessionCoreTest, AnInitThatWaitsForLongHearsWhyAndWhereTheLogIs) {
   EXPECT_EQ(host.responses[1].response_metadata().status().message(), "no slices yet [log: /logs/proxy.log]");
   core.SetDevices(&catalog_);
   EXPECT_TRUE(host.responses[2].has_init_response());
+}
+
+IfrtRequest TextRequest(uint64_t executable) {
+  IfrtRequest request;
+  request.mutable_loaded_executable_human_readable_program_text_request()->set_loaded_executable_handle(executable);
+  return request;
+}
+
+IfrtRequest QuestionRequest(const std::string& question) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_type_name("xla::ifrt::PluginProgram");
+  request.mutable_compile_request()->mutable_program()->set_data(
+      absl::StrCat(R"(__serialized_plugin_program {"landbridgeQuestion":)", question, "}"));
+  return request;
+}
+
+TEST_F(SessionCoreTest, TellsTheMemoryOfADevice) {
+  const IfrtResponse compiled = Call(QuestionRequest(R"({"memoryStats":{"device_id":3}})"));
+  ASSERT_TRUE(StatusOf(compiled).ok()) << StatusOf(compiled);
+  const uint64_t question = compiled.compile_response().loaded_executable_handle();
+  const IfrtResponse answer = Call(TextRequest(question));
+  EXPECT_EQ(answer.loaded_executable_human_readable_program_text_response().human_readable_program_text(),
+            R"({"bytes_in_use":101,"bytes_limit":1000,"peak_bytes_in_use":500})");
+  const IfrtResponse unknown = Call(QuestionRequest(R"({"memoryStats":{"device_id":77}})"));
+  EXPECT_EQ(StatusOf(unknown).code(), absl::StatusCode::kInvalidArgument);
+  // Not a program that could be run.
+  EXPECT_EQ(StatusOf(Call(ExecuteRequest(question, {}))).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(core_->counts().pending, 0u);
+}
+
+TEST_F(SessionCoreTest, TellsTheOptimisedProgram) {
+  const uint64_t executable = Compile("f", {0}, 4);
+  const uint64_t op = Send(TextRequest(executable));
+  ASSERT_EQ(host_.fetches.size(), 1u);
+  EXPECT_FALSE(Answered(op));
+  core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("a module"));
+  EXPECT_EQ(host_.responses[op].loaded_executable_human_readable_program_text_response().human_readable_program_text(),
+            absl::Base64Escape("a module"));
+}
+
+TEST_F(SessionCoreTest, SaysWhenLaunchesThatMayCallTheClientAreOver) {
+  const uint64_t op = Send(CompileRequestFor({0}));
+  auto image = Image("f", 1, 4, 1, false);
+  image->info.set_calls_host(true);
+  core_->OnCompiled(host_.compiles.rbegin()->first, SessionCore::Compiled{image});
+  const uint64_t executable = host_.responses[op].compile_response().loaded_executable_handle();
+  Make(50, "abcd");
+  EXPECT_TRUE(StatusOf(Call(QuestionRequest(R"({"hostCallsOver":{}})"))).ok());
+  Send(ExecuteRequest(executable, {50}));
+  const uint64_t asked = Send(QuestionRequest(R"({"hostCallsOver":{}})"));
+  EXPECT_FALSE(Answered(asked));
+  Pump();
+  ASSERT_TRUE(Answered(asked));
+  EXPECT_EQ(Call(TextRequest(host_.responses[asked].compile_response().loaded_executable_handle()))
+                .loaded_executable_human_readable_program_text_response()
+                .human_readable_program_text(),
+            "{}");
+}
+
+TEST_F(SessionCoreTest, ClientsWithoutThePackageHearThatTheyNeedIt) {
+  FakeHost host;
+  SessionCore core({SessionId(1), 7, 25, {}, ""}, &cluster_.controller, &host);
+  core.SetDevices(&catalog_);
+  IfrtRequest request = CompileRequestFor({0});
+  request.mutable_request_metadata()->set_op_id(1);
+  core.OnRequest(request, 0);
+  core.OnCompiled(host.compiles.rbegin()->first, SessionCore::Compiled{Image("f", 1, 4, 1, false)});
+  request = TextRequest(host.responses[1].compile_response().loaded_executable_handle());
+  request.mutable_request_metadata()->set_op_id(2);
+  core.OnRequest(request, 0);
+  const auto& status = host.responses[2].loaded_executable_human_readable_program_text_response().status();
+  EXPECT_EQ(status.code(), 12);
+  EXPECT_THAT(status.message(), HasSubstr("pip install landbridge"));
 }
 
 TEST_F(SessionCoreTest, UploadAndReadBack) {
@@ -839,7 +917,7 @@ TEST_F(SessionCoreTest, EveryOtherRequestIsAnsweredTheWayTheClientNeeds) {
   EXPECT_EQ(StatusOf(Call(request)).code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Ready({9}).code(), absl::StatusCode::kUnimplemented);
   request.mutable_loaded_executable_human_readable_program_text_request();
-  EXPECT_EQ(Call(request).loaded_executable_human_readable_program_text_response().status().code(), 12);
+  EXPECT_EQ(Call(request).loaded_executable_human_readable_program_text_response().status().code(), 3);
   request.mutable_loaded_executable_mpmd_metadata_request();
   EXPECT_EQ(Call(request).loaded_executable_mpmd_metadata_response().mpmd_compiled_memory_stats_error().code(), 12);
   request.mutable_loaded_executable_mpmd_cost_analysis_request();

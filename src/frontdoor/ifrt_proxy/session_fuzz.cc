@@ -30,6 +30,7 @@ class Host final : public SessionHost {
     compiles.emplace_back(token, static_cast<int>(std::max<int64_t>(build.num_replicas(), 1) *
                                                   std::max<int64_t>(build.num_partitions(), 1)));
   }
+  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage>) override { fetches.push_back(token); }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     LB_CHECK(expected >= 0);
     if (handle % 5 == 4) return absl::InvalidArgumentError("no such buffer");
@@ -47,6 +48,7 @@ class Host final : public SessionHost {
 
   std::set<uint64_t> open;
   std::vector<std::pair<uint64_t, int>> compiles;
+  std::vector<uint64_t> fetches;
   uint64_t next_request = 1, next_key = 1;
 };
 
@@ -182,6 +184,10 @@ class Run {
     }
   }
   void Compiled(uint64_t kind) {
+    if (!host.fetches.empty()) {
+      core.OnOptimisedProgram(host.fetches.back(), std::string("module"));
+      host.fetches.pop_back();
+    }
     if (host.compiles.empty()) return;
     const auto [token, devices] = host.compiles.back();
     host.compiles.pop_back();

@@ -194,9 +194,15 @@ void SessionCore::OnCompiled(uint64_t token, absl::StatusOr<Compiled> result) {
 }
 
 absl::Status SessionCore::CompilePlugin(const Op& op, const proxy::CompileRequest& request) {
-  LB_ASSIGN_OR_RETURN(ReshardProgram program, ParsePluginProgram(request.program().data()));
+  LB_ASSIGN_OR_RETURN(PluginProgram program, ParsePluginProgram(request.program().data()));
   auto executable = std::make_shared<Executable>();
-  executable->reshard = std::make_unique<ReshardProgram>(std::move(program));
+  if (auto* question = std::get_if<Question>(&program)) {
+    executable->devices = {question->memory_of.value_or(catalog_->devices.at(0).id)};
+    executable->name = "question";
+    Ask(op, *question, std::move(executable));
+    return absl::OkStatus();
+  }
+  executable->reshard = std::make_unique<ReshardProgram>(std::move(std::get<ReshardProgram>(program)));
   // The client compares the number of devices with the shards of each argument.
   executable->devices = executable->reshard->in[0]->devices();
   executable->name = "reshard";
@@ -230,6 +236,16 @@ void SessionCore::Metadata(Op op, const Request& request) {
   if (!found.ok()) return Fail(op, found.status());
   auto response = NewResponse(op);
   auto* metadata = response->mutable_loaded_executable_metadata_response();
+  if ((*found)->answer.has_value()) {
+    const tensorflow::StatusProto none =
+        wire::ToProto(absl::UnimplementedError("A question takes and gives no arrays"));
+    *metadata->mutable_parameter_layouts_error() = none;
+    *metadata->mutable_output_layouts_error() = none;
+    metadata->mutable_output_memory_kinds()->add_memory_kind_lists();
+    metadata->mutable_donated_input_indices();
+    *metadata->mutable_compiled_memory_stats_error() = none;
+    return Succeed(op, std::move(response));
+  }
   if ((*found)->reshard != nullptr) {
     const ReshardProgram& program = *(*found)->reshard;
     auto* kinds = metadata->mutable_output_memory_kinds()->add_memory_kind_lists();
@@ -301,7 +317,7 @@ void SessionCore::CostAnalysis(Op op, const Request& request) {
   auto response = NewResponse(op);  // never a failed one: the client would abort
   auto* cost = response->mutable_loaded_executable_cost_analysis_response();
   absl::Status status = found.status();
-  if (found.ok() && (*found)->image == nullptr) status = absl::UnimplementedError("A reshard program costs no flops");
+  if (found.ok() && (*found)->image == nullptr) status = absl::UnimplementedError("This program costs no flops");
   if (status.ok()) {
     const auto& analysis = (*found)->image->info.cost();
     status = wire::FromProto(analysis.status());
@@ -376,6 +392,9 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   absl::StatusOr<std::shared_ptr<Executable>> found = FindExecutable(execute.loaded_executable_handle());
   if (!found.ok()) return refuse(found.status());
   Executable& executable = **found;
+  if (executable.answer.has_value()) {
+    return refuse(absl::InvalidArgumentError("A question is not executed: its answer is its text"));
+  }
   const size_t output_count =
       executable.reshard != nullptr ? executable.reshard->out.size() : executable.outputs.size();
   if (!wants_status && status_handle != 0) {
@@ -442,6 +461,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
     LB_ASSIGN_OR_RETURN(ExecuteResult result, controller_->Execute(options_.session, launch, op.context, now));
     ticket = result.ticket;
     if (ticket.valid() && (op.hold != nullptr || wants_status)) AddLaunch(ticket, op.hold);
+    if (ticket.valid() && executable.image->info.calls_host()) AddHostCallingLaunch(ticket);
     return ToEntries(result.outputs, nullptr);
   }();
 

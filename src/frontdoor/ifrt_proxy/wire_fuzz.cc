@@ -143,9 +143,10 @@ void FuzzOne(absl::string_view input) {
       return;
     }
     default: {
-      const absl::StatusOr<ReshardProgram> program = ParsePluginProgram(choices.Rest());
+      const absl::StatusOr<PluginProgram> program = ParsePluginProgram(choices.Rest());
       if (program.ok()) {
-        LB_CHECK(!program->in.empty() && program->in.size() == program->out.size());
+        const auto* reshard = std::get_if<ReshardProgram>(&*program);
+        LB_CHECK(reshard == nullptr || (!reshard->in.empty() && reshard->in.size() == reshard->out.size()));
       } else {
         LB_CHECK(absl::IsInvalidArgument(program.status()));
       }

@@ -134,15 +134,30 @@ TEST(PluginProgram, Reshard) {
       ParsePluginProgram(absl::StrCat(R"(__serialized_plugin_program {"reshardRequest":{"donateInput":true,)",
                                       R"("inSharding":[)", one, R"(],"outSharding":[)", one, "]}}"));
   ASSERT_TRUE(program.ok()) << program.status();
-  EXPECT_TRUE(program->donate);
-  ASSERT_EQ(program->in.size(), 1u);
-  EXPECT_THAT(program->out[0]->devices(), ElementsAre(DeviceId(0), DeviceId(1)));
+  const auto& reshard = std::get<ReshardProgram>(*program);
+  EXPECT_TRUE(reshard.donate);
+  ASSERT_EQ(reshard.in.size(), 1u);
+  EXPECT_THAT(reshard.out[0]->devices(), ElementsAre(DeviceId(0), DeviceId(1)));
+}
+
+TEST(PluginProgram, Questions) {
+  auto memory =
+      ParsePluginProgram(R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":3}}})");
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(std::get<Question>(*memory).memory_of, DeviceId(3));
+  auto over = ParsePluginProgram(R"(__serialized_plugin_program {"landbridgeQuestion":{"hostCallsOver":{}}})");
+  ASSERT_TRUE(over.ok()) << over.status();
+  EXPECT_EQ(std::get<Question>(*over).memory_of, std::nullopt);
 }
 
 TEST(PluginProgram, EverythingElseIsBad) {
   for (const std::string& text : std::vector<std::string>{
            "", "{}", "__serialized_plugin_program ", "__serialized_plugin_program [1]",
            R"(__serialized_plugin_program {"profileRequest":{}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{}}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":-1}}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":1},"hostCallsOver":{}}})",
            R"(__serialized_plugin_program {"reshardRequest":{"inSharding":[],"outSharding":[]}})",
            R"(__serialized_plugin_program {"reshardRequest":{"inSharding":[{}],"outSharding":[{}]}})",
            "__serialized_plugin_program " + std::string(100'000, '[')}) {

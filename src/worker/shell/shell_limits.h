@@ -24,6 +24,10 @@ constexpr int64_t kOpsPerTurn = 2048;  // buffers that ops make or delete betwee
 // Threads for the collectives of programs over several workers: one per device and so many more.
 constexpr int kCollectiveThreadsMore = 2;
 
+// Threads for what programs do after a call of their client: one per device and so many more.
+constexpr int kHostCallThreadsMore = 2;
+constexpr int64_t kHostCallBytesMax = int64_t{512} << 20;  // of one call, each way
+
 // How long a launch's collectives wait for the control plane to say why a connection broke.
 constexpr DurationNs kCollectiveBrokenGrace = 5 * kSecond;
 

@@ -13,6 +13,7 @@
 #include "env/clock.h"
 #include "env/file.h"
 #include "env/process.h"
+#include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
 #include "pjrt/virtual_compute.h"
 
@@ -57,6 +58,7 @@ absl::Status WorkerProcess::InitPlugin() {
   LB_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Plugin> plugin, pjrt::Plugin::Load(options_.plugin_path));
   LB_ASSIGN_OR_RETURN(client_, plugin->CreateClient(pjrt::Plugin::CpuOptions(options_.devices)));
   LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterVirtualCompute(*plugin), "registering virtual compute"));
+  LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterHostCalls(*plugin), "registering callbacks"));
   LB_ASSIGN_OR_RETURN(handlers_, HandlerSupply::Create(client_.get(), options_.custom_calls));
   LB_ASSIGN_OR_RETURN(io_, BufferIo::Create(client_.get()));
   const int devices = io_->device_count();

@@ -36,6 +36,7 @@ WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataP
       publishes_(context_.get()),
       reads_(context_.get()),
       collectives_(context_.get()),
+      host_calls_(context_.get(), &puller_, report_),
       device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
   context_->core = &core_;
   context_->data_plane = data_plane;
@@ -56,6 +57,7 @@ void WorkerShell::Fence(const absl::Status& why) {
   publishes_.StopAll(why);
   reads_.StopAll();
   collectives_.AbortAll(why);
+  host_calls_.AbortAll(why);
 }
 
 bool WorkerShell::Idle() const { return launches_open_ == 0 && context_->open == 0; }
@@ -88,7 +90,11 @@ void WorkerShell::MeetPeer(Incarnation peer, const std::string& address) {
     LogWarning("the data plane of peer ", peer.ToString(), " cannot be used: ", met.message());
   }
 }
-void WorkerShell::AbortLaunch(Ticket ticket, const absl::Status& why) { collectives_.Abort(ticket, why); }
+void WorkerShell::AbortLaunch(Ticket ticket, const absl::Status& why) {
+  collectives_.Abort(ticket, why);
+  host_calls_.Abort(ticket, why);
+}
+void WorkerShell::HostCallReplied(HostCallReply reply) { host_calls_.OnReply(std::move(reply)); }
 
 void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*place*/) {
   ++launches_open_;
@@ -103,6 +109,7 @@ void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*plac
     });
     return;
   }
+  if (work->program->info.calls_host()) host_calls_.Open(*launch, *work);
   const bool at_once = work->issues_at_once;
   std::vector<int> devices = work->devices;
   if (launch->has_span()) {
@@ -208,8 +215,11 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
   return work;
 }
 
-void WorkerShell::OnLaunchDone(const Launch& launch, const absl::Status& status, TimeNs start, TimeNs end) {
+void WorkerShell::OnLaunchDone(const Launch& launch, absl::Status status, TimeNs start, TimeNs end) {
   --launches_open_;
+  // What the client said is the reason; the plugin only knows that a custom call failed.
+  if (absl::Status of_call = host_calls_.Close(Ticket(launch.ticket())); !status.ok() && !of_call.ok())
+    status = of_call;
   DurationNs run = 0;
   for (uint32_t device : launch.devices()) {
     TimeNs& busy_until = device_busy_until_[device];

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "base/ids.h"
 #include "worker/shell/collective_launches.h"
+#include "worker/shell/host_call_launches.h"
 #include "worker/shell/launcher.h"
 #include "worker/shell/loads.h"
 #include "worker/shell/makes.h"
@@ -68,12 +69,13 @@ class WorkerShell : public WorkerSink {
   void SnapshotRead(uint64_t read) override;
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;
+  void HostCallReplied(HostCallReply reply) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
   void MeetPeer(Incarnation peer, const std::string& address) override;
 
  private:
   absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
-  void OnLaunchDone(const Launch& launch, const absl::Status& status, TimeNs start, TimeNs end);
+  void OnLaunchDone(const Launch& launch, absl::Status status, TimeNs start, TimeNs end);
 
   const std::shared_ptr<ShellContext> context_;
   const std::function<void(WorkerReport)> report_;
@@ -85,6 +87,7 @@ class WorkerShell : public WorkerSink {
   Publishes publishes_;
   Reads reads_;
   CollectiveLaunches collectives_;
+  HostCallLaunches host_calls_;
   std::vector<TimeNs> device_busy_until_;  // end of the last launch that is done
   int64_t launches_open_ = 0;
 };

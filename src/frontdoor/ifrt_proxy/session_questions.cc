@@ -1,0 +1,95 @@
+// What the protocol has no message for: asked as programs, and answered as their text.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "frontdoor/ifrt_proxy/session_core.h"
+#include "frontdoor/ifrt_proxy/wire.h"
+
+namespace landbridge {
+
+absl::StatusOr<std::string> MemoryText(absl::StatusOr<ReadResult> result) {
+  if (!result.ok()) return result.status();
+  DeviceUse use;
+  if (!use.ParseFromString(result->data)) return absl::InternalError("the figures of a device do not parse");
+  return absl::StrCat("{\"bytes_in_use\":", use.bytes_in_use(), ",\"bytes_limit\":", use.bytes_limit(),
+                      ",\"peak_bytes_in_use\":", use.bytes_peak(), "}");
+}
+
+void SessionCore::ProgramText(Op op, const Request& request) {
+  absl::StatusOr<std::shared_ptr<Executable>> found =
+      FindExecutable(request.loaded_executable_human_readable_program_text_request().loaded_executable_handle());
+  if (!found.ok()) return AnswerText(op, found.status());
+  const Executable& executable = **found;
+  if (executable.answer.has_value()) return AnswerText(op, *executable.answer);
+  if (!options_.has_package) {
+    return AnswerText(op,
+                      absl::UnimplementedError("The text of compiled programs is told to clients with the landbridge "
+                                               "package only: pip install landbridge"));
+  }
+  if (executable.image == nullptr) return AnswerText(op, absl::UnimplementedError("A reshard program has no text"));
+  const uint64_t token = next_compile_++;
+  programs_fetched_.emplace(token, std::move(op));
+  host_->FetchOptimisedProgram(token, executable.image);
+}
+
+void SessionCore::Ask(const Op& op, const Question& question, std::shared_ptr<Executable> executable) {
+  PendingQuestion pending{op, std::move(executable)};
+  if (question.memory_of.has_value()) {
+    const RequestId id = host_->NewRequestId();
+    memory_questions_.emplace(id, std::move(pending));
+    return controller_->AskMemory(options_.session, id, *question.memory_of);
+  }
+  host_calls_over_.emplace_back(last_host_calling_, std::move(pending));
+  AnswerHostCallsOver();
+}
+
+void SessionCore::AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer) {
+  if (!answer.ok()) return Fail(question.op, answer.status());
+  question.executable->answer = *std::move(answer);
+  AnswerCompile(question.op, std::move(question.executable));
+}
+
+void SessionCore::OnOptimisedProgram(uint64_t token, absl::StatusOr<std::string> program) {
+  auto it = programs_fetched_.find(token);
+  if (it == programs_fetched_.end()) return;
+  const Op op = std::move(it->second);
+  programs_fetched_.erase(it);
+  if (!program.ok()) return AnswerText(op, program.status());
+  AnswerText(op, absl::Base64Escape(*program));  // the client's message has room for text only
+}
+
+// Never a failed response: the client would abort.
+void SessionCore::AnswerText(const Op& op, absl::StatusOr<std::string> text) {
+  auto response = NewResponse(op);
+  auto* answer = response->mutable_loaded_executable_human_readable_program_text_response();
+  if (text.ok()) {
+    answer->set_human_readable_program_text(*std::move(text));
+  } else {
+    *answer->mutable_status() = wire::ToProto(text.status());
+  }
+  Succeed(op, std::move(response));
+}
+
+void SessionCore::AddHostCallingLaunch(Ticket ticket) {
+  host_calling_.insert(ticket.value());
+  last_host_calling_ = std::max(last_host_calling_, ticket.value());
+  const RequestId id = Wait([this, ticket](const absl::Status&) {
+    host_calling_.erase(ticket.value());
+    AnswerHostCallsOver();
+  });
+  controller_->WhenDone(options_.session, id, ticket);
+}
+
+void SessionCore::AnswerHostCallsOver() {
+  const uint64_t oldest = host_calling_.empty() ? UINT64_MAX : *host_calling_.begin();
+  while (!host_calls_over_.empty() && host_calls_over_.front().first < oldest) {
+    PendingQuestion question = std::move(host_calls_over_.front().second);
+    host_calls_over_.pop_front();
+    AnswerQuestion(std::move(question), std::string("{}"));
+  }
+}
+
+}  // namespace landbridge
