@@ -18,6 +18,6 @@ for version in "$@"; do
   .venv/bin/python -m venv "$env"
   grep -vE '^jax(lib)?==' python/requirements.txt >"$env/constraints.txt"
   "$env/bin/python" -m pip install -q --disable-pip-version-check --no-compile --only-binary :all: -c "$env/constraints.txt" \
-    "jax==$version" "jaxlib==$version"
+    "jax==$version" "jaxlib==$version" grpcio
   echo "$sum" >"$env/.landbridge-stamp"
 done

@@ -12,7 +12,18 @@ import warnings
 MODULES = ("strides", "device_put", "locations", "memory_stats", "program_text",
            "callbacks")
 
+# The releases of jaxlib that patches of its internals were tried with.
+FIRST_RELEASE, LAST_RELEASE = (0, 10, 0), (0, 10, 2)
+
 _installed = {}
+
+
+def unknown_release(consequence):
+    """Why this jaxlib is none that patches were tried with, and what follows; None if it is one."""
+    import jaxlib.version
+    if FIRST_RELEASE <= jaxlib.version.__version_info__[:3] <= LAST_RELEASE:
+        return None
+    return f"jaxlib {jaxlib.version.__version__} is not one that it is known to work with; {consequence}"
 
 
 def is_off(name, setting):

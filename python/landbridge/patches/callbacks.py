@@ -12,7 +12,7 @@ import inspect
 
 import numpy as np
 
-from landbridge import callbacks, questions
+from landbridge import callbacks, patches, questions
 
 NAME = "callbacks"
 
@@ -26,6 +26,8 @@ _ADVICE = ("a callback cannot use arrays or devices of the cluster: the program 
 def check():
     from jax._src import array, callback, ffi
     from jax._src.interpreters import mlir, pxla
+    if reason := patches.unknown_release("Python callbacks are refused"):
+        return reason
     found = list(inspect.signature(callback.emit_python_callback).parameters)
     if found != _PARAMETERS:
         return f"emit_python_callback takes {found}"
@@ -34,6 +36,9 @@ def check():
                         (array.ArrayImpl, "block_until_ready")):
         if not hasattr(owner, name):
             return f"{owner.__name__} has no {name}"
+    found = list(inspect.signature(pxla.batched_device_put).parameters)
+    if found[:4] != ["aval", "sharding", "xs", "devices"]:
+        return f"batched_device_put takes {found}"
     try:
         import grpc  # noqa: F401
     except ImportError:
