@@ -60,6 +60,9 @@ class RecordingSink : public WorkerSink {
       case WorkerReport::kExplained: return absl::StrCat("Explained ", report.explained().request());
       case WorkerReport::kUploadsDone:
         return absl::StrCat("UploadsDone ", absl::StrJoin(report.uploads_done().keys(), ","));
+      case WorkerReport::kMemoryUse: return absl::StrCat("MemoryUse ", report.memory_use().request());
+      case WorkerReport::kHostCall:  // of the shell
+      case WorkerReport::kHostCallTaken:
       case WorkerReport::REPORT_NOT_SET: break;
     }
     return "nothing";
