@@ -39,6 +39,7 @@ _ANSWER_HEAD = struct.Struct("<BQ")
 
 CONNECT_TIMEOUT_S = 60
 RECONNECT_PAUSE_S = 1.0
+EXIT_TIMEOUT_S = 10  # for the threads of the stream
 THREADS_MAX = 256  # calls under way at one time; more wait
 ERROR_TEXT_MAX = 12_000
 
@@ -129,8 +130,10 @@ class Server:
         self._failure = None
         self._started = self._closed = False
         self._channel = None
+        self._own = []
         self._stream = None
         self._retired = queue.SimpleQueue()
+        self._wake = threading.Event()  # set at the end
 
     def register(self, function):
         """(number, handle): the function is called until the handle is gone and its last program is over."""
@@ -153,19 +156,35 @@ class Server:
         with self._lock:
             if not self._started:
                 self._started = True
-                threading.Thread(target=self._serve, name="landbridge-callbacks", daemon=True).start()
-                threading.Thread(target=self._release, name="landbridge-callbacks-release", daemon=True).start()
+                self._own = [threading.Thread(target=self._serve, name="landbridge-callbacks", daemon=True),
+                             threading.Thread(target=self._release, name="landbridge-callbacks-release", daemon=True)]
+                for thread in self._own:
+                    thread.start()
                 atexit.register(self.close)
         if not self._ready.wait(CONNECT_TIMEOUT_S):
             raise RuntimeError(f"callbacks: no stream to the proxy at {self._address} after {CONNECT_TIMEOUT_S} s"
                                f"{': ' + self._failure if self._failure else ''}")
 
     def close(self):
+        """At exit: what was dispatched still calls; then the stream ends, and with it the programs that hang in a call.
+
+        Our threads must be gone before the interpreter is: one that is in C++ then would abort the process.
+        """
+        if current_client(self) is not None:
+            try:
+                import jax
+                jax.effects_barrier()
+            except Exception as error:  # JAX waits for it, too, and says so
+                logger.debug("callbacks: %s", error)
         self._closed = True
+        self._retired.put(None)
+        self._wake.set()
         if self._stream is not None:
             self._stream.cancel()
         if self._channel is not None:
             self._channel.close()
+        for thread in self._own:
+            thread.join(EXIT_TIMEOUT_S)
 
     def _serve(self):
         import grpc
@@ -190,7 +209,7 @@ class Server:
             if self._closed:
                 return
             logger.debug("the stream for callbacks broke: %s", failure)
-            threading.Event().wait(RECONNECT_PAUSE_S)
+            self._wake.wait(RECONNECT_PAUSE_S)
 
     def _on_frame(self, frame, answers):
         if frame[0] == _READY:
@@ -225,8 +244,10 @@ class Server:
             numbers = [self._retired.get()]
             while not self._retired.empty():
                 numbers.append(self._retired.get())
+            if self._closed:
+                return
             client = current_client(self)
-            if client is not None and not self._closed:
+            if client is not None:
                 try:
                     questions.ask(client, {"hostCallsOver": {}})
                 except Exception as error:
