@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "pjrt/client.h"
 #include "pjrt/ffi_handler.h"
-#include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
 #include "pjrt/test_support.h"
 #include "pjrt/types.h"
@@ -509,55 +508,6 @@ TEST_F(PjrtTest, VirtualComputeRefusesNonsense) {
   auto run = executable->ExecuteOnDevice(device(0).handle, arguments, {.launch_id = NextLaunch()});
   absl::Status status = run.ok() ? run->done.Await() : run.status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("duration_us must lie between"));
-}
-
-// A program of one call of function 7 of the client.
-std::string HostCallProgram() {
-  return absl::StrCat(
-      "module @calls { func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { %y = stablehlo.custom_call @",
-      kHostCallTarget,
-      "(%x) {api_version = 4 : i32, backend_config = {index = 7 : ui64}} : (tensor<4xf32>) -> tensor<4xf32> return %y "
-      ": "
-      "tensor<4xf32> } }");
-}
-
-TEST_F(PjrtTest, HostCallsGoToTheirLaunchAndAreAnsweredLater) {
-  ASSERT_OK(RegisterAndCheckHostCalls(*client_));
-  auto executable = Compile(HostCallProgram());
-  Buffer input = Upload({1, 2, 3, 4});
-  Buffer* arguments[] = {&input};
-  const int32_t launch = NextLaunch();
-  std::vector<HostCall> calls;
-  HostCallRegistration registration(launch, [&](HostCall call) { calls.push_back(std::move(call)); });
-  // So small that it runs in this call, up to where it waits.
-  DeviceResult result = Value(executable->ExecuteOnDevice(device(0).handle, arguments, {.launch_id = launch}));
-  ASSERT_EQ(calls.size(), 1u);
-  EXPECT_EQ(calls[0].function, 7u);
-  EXPECT_EQ(calls[0].device, device(0).id);
-  EXPECT_EQ(calls[0].operand_bytes(), 16);
-  EXPECT_EQ(calls[0].result_bytes(), 16);
-  auto* from = reinterpret_cast<const float*>(calls[0].operands[0].data());
-  auto* to = reinterpret_cast<float*>(calls[0].results[0].data());
-  for (size_t i = 0; i < 4; ++i) to[i] = 10 * from[i];
-  calls[0].completion.Complete();
-  ASSERT_OK(result.done.Await());
-  EXPECT_THAT(Download(result.outputs[0]), ElementsAre(10, 20, 30, 40));
-}
-
-TEST_F(PjrtTest, HostCallsFailWithoutALaunchAndWhenTheirEndSaysSo) {
-  ASSERT_OK(RegisterHostCalls(*plugin_));
-  auto executable = Compile(HostCallProgram());
-  Buffer input = Upload({1, 2, 3, 4});
-  Buffer* arguments[] = {&input};
-  auto unknown = executable->ExecuteOnDevice(device(0).handle, arguments, {.launch_id = NextLaunch()});
-  absl::Status status = unknown.ok() ? unknown->done.Await() : unknown.status();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has no client"));
-  const int32_t launch = NextLaunch();
-  HostCallRegistration registration(
-      launch, [](HostCall call) { call.completion.Complete(absl::InvalidArgumentError("it raised")); });
-  auto failed = executable->ExecuteOnDevice(device(0).handle, arguments, {.launch_id = launch});
-  status = failed.ok() ? failed->done.Await() : failed.status();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("it raised"));
 }
 
 TEST_F(PjrtTest, SecondPlugin) {
