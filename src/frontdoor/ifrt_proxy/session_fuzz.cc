@@ -185,7 +185,7 @@ class Run {
   }
   void Compiled(uint64_t kind) {
     if (!host.fetches.empty()) {
-      core.OnOptimisedProgram(host.fetches.back(), std::string("module"));
+      core->OnOptimisedProgram(host.fetches.back(), std::string("module"));
       host.fetches.pop_back();
     }
     if (host.compiles.empty()) return;
