@@ -142,3 +142,12 @@ def pytest_configure(config):
 def pytest_unconfigure(config):
     if _shared is not None:
         _shared.down()
+
+
+@pytest.fixture(autouse=True)
+def same_settings():
+    """Tests share a process: one that changes JAX for the next ones (or whose imports do) fails itself."""
+    import jax
+    assert not jax.config.jax_enable_x64, "an import has changed jax_enable_x64 for all tests of this process"
+    yield
+    assert not jax.config.jax_enable_x64, "this test has changed jax_enable_x64 for those after it"

@@ -19,7 +19,6 @@ from jax.experimental.layout import Format, Layout
 from jax.scipy import linalg as jsl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
-jax.config.update("jax_enable_x64", True)
 REAL = [np.float32, np.float64]
 COMPLEX = [np.complex64, np.complex128]
 
@@ -187,6 +186,7 @@ SETS = {"families": families, "forms": forms, "sharded": sharded}
 
 
 def main():
+    jax.config.update("jax_enable_x64", True)
     found, targets = {}, set()
     for name in sys.argv[2:]:
         for case, program, args in SETS[name]():
