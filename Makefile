@@ -73,6 +73,7 @@ bench: build
 	@.venv/bin/python bench/overlap.py
 	@.venv/bin/python bench/wide.py
 	@.venv/bin/python bench/reshard.py
+	@.venv/bin/python bench/collectives.py
 	@.venv/bin/python bench/compile_cache.py
 	@.venv/bin/python bench/deaths.py --kills 20
 	@.venv/bin/python bench/big.py --sizes 64x8 512x4
