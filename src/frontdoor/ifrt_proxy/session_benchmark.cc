@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "controller/controller.h"
+#include "controller/benchmark_test_util.h"
 #include "frontdoor/ifrt_proxy/session_core.h"
 #include "frontdoor/ifrt_proxy/session_pipe.h"
 #include "frontdoor/ifrt_proxy/wire.h"
@@ -22,7 +22,7 @@ using xla::ifrt::proxy::IfrtRequest;
 using xla::ifrt::proxy::IfrtResponse;
 
 // One worker that is always faster; no client.
-class World final : public ControllerSink, public SessionHost {
+class World final : public QuietSink, public SessionHost {
  public:
   World() : controller({.space = 1}, this) {
     controller.DeclareDevices({{DeviceId(0), SlotId{SliceId(0), 0}, 0}});
@@ -35,14 +35,6 @@ class World final : public ControllerSink, public SessionHost {
     if (op.has_upload()) ended.push_back(op.upload().ticket());
   }
   void Resolve(RequestId request, const absl::Status& status) override { resolved.emplace_back(request, status); }
-  void ResolveRead(RequestId, absl::StatusOr<ReadResult>) override {}
-  void ResolveExplain(RequestId, std::string) override {}
-  void ServeHostBuffer(uint64_t, std::vector<Incarnation>) override {}
-  void WantHostBytes(uint64_t) override {}
-  void DropHostBuffer(uint64_t) override {}
-  void ServeExecutable(Incarnation, ExecutableId, std::shared_ptr<const std::string>) override {}
-  void StopServingExecutable(Incarnation, ExecutableId) override {}
-  void PauseSession(SessionId, bool) override {}
 
   void Respond(std::unique_ptr<IfrtResponse> response, bool) override {
     last = std::move(response);
