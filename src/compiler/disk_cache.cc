@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "compiler/cache_entry.h"
+#include "env/fd.h"
 #include "env/file.h"
 
 namespace landbridge {
@@ -44,20 +45,6 @@ std::string WhyNotOurs(const struct stat& info) {
   }
   return "";
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // False with errno set.
 bool WriteAll(int fd, absl::string_view bytes) {
@@ -138,7 +125,7 @@ DiskCache::~DiskCache() { ::close(fd_); }
 absl::StatusOr<std::shared_ptr<const CompiledProgram>> DiskCache::Find(const CompileKey& key) {
   const std::string name = FileName(key);
   // Without O_NONBLOCK a pipe of that name would hold us up.
-  const Descriptor file(::openat(fd_, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  const Fd file(::openat(fd_, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (file.get() < 0 && errno == ENOENT) return std::shared_ptr<const CompiledProgram>();
   absl::StatusOr<std::shared_ptr<const CompiledProgram>> found =
       file.get() < 0 ? SystemError("it cannot be opened", errno) : ReadEntry(file.get(), key);
@@ -170,7 +157,7 @@ absl::Status DiskCache::Write(const std::string& name, const std::string& bytes)
     ::unlinkat(fd_, temporary.c_str(), 0);
     return SystemError(absl::StrCat("cannot write to ", folder_), error);
   };
-  Descriptor file(::openat(fd_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  Fd file(::openat(fd_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file.get() < 0) return SystemError(absl::StrCat("cannot write to ", folder_), errno);
   // Not fsync: what a crash of the machine leaves half written is recognised by its checksum.
   if (!WriteAll(file.get(), bytes)) return fail(errno);

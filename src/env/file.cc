@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "env/fd.h"
 
 namespace landbridge {
 namespace {
@@ -22,20 +23,6 @@ absl::Status FileError(absl::string_view what, const std::string& path, int erro
   if (error == ENOENT || error == ENOTDIR || error == EISDIR) return absl::InvalidArgumentError(text);
   return absl::FailedPreconditionError(text);
 }
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 }  // namespace
 
