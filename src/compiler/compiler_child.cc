@@ -19,6 +19,8 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "collectives/collective_handler.h"
+#include "compiler/batch_division.h"
+#include "compiler/dump_folder.h"
 #include "compiler/envelope.h"
 #include "compiler/errors.h"
 #include "compiler/frame_io.h"
@@ -160,13 +162,46 @@ class Child {
   // For all its devices. `quick`: only its optimised HLO is wanted, which is the same; its code need not be good.
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWhole(const std::string& program,
                                                                        NormalizedOptions& options, bool quick) {
+    if (MayDivideBatches(program, options)) {
+      auto folder = DumpFolder::Create();
+      if (folder.ok()) return CompileInParts(program, options, quick, *folder);
+      LogWarning("custom calls are not divided along their batch: ", folder.status().message());
+    }
+    return CompileAsItIs(program, options, quick, nullptr);
+  }
+
+  // With custom calls divided along their batch, if there are such.
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileInParts(const std::string& program,
+                                                                         NormalizedOptions& options, bool quick,
+                                                                         const DumpFolder& folder) {
+    LB_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                        CompileAsItIs(program, options, /*quick=*/true, &folder));
+    auto divided = DivideBatches(folder, options);
+    if (!divided.ok()) {
+      LogWarning("custom calls are not divided along their batch: ", divided.status().message());
+    } else if (divided->has_value()) {
+      executable.reset();
+      xla::CompileOptionsProto proto = (*divided)->options;
+      if (quick) MakeQuick(proto);
+      auto parts = client_->Compile((*divided)->module, "hlo", proto.SerializeAsString());
+      if (parts.ok()) {
+        options.proto = std::move((*divided)->options);
+        return parts;
+      }
+      LogWarning("a program with custom calls divided along their batch was refused: ", parts.status().message());
+    }
+    if (quick && executable != nullptr) return executable;
+    return CompileAsItIs(program, options, quick, nullptr);
+  }
+
+  // `folder`, if any, gets the module of the moment before it is divided.
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileAsItIs(const std::string& program,
+                                                                        NormalizedOptions& options, bool quick,
+                                                                        const DumpFolder* folder) {
     auto compile = [&] {
       xla::CompileOptionsProto proto = options.proto;
-      if (quick) {
-        auto& overrides = *proto.mutable_env_option_overrides();
-        overrides["xla_backend_optimization_level"].set_int_field(0);
-        overrides["xla_llvm_disable_expensive_passes"].set_bool_field(true);
-      }
+      if (quick) MakeQuick(proto);
+      if (folder != nullptr) WriteModulesTo(*folder, proto);
       return client_->Compile(program, "mlir", proto.SerializeAsString());
     };
     auto executable = CompileWithOffers(compile);
@@ -189,7 +224,7 @@ class Child {
     LB_ASSIGN_OR_RETURN(hlo::SplitModule split,
                         hlo::RewriteCollectives(optimised, {options.num_replicas, options.num_partitions}));
     table = std::move(split.table);
-    MakeSingleDevice(options.proto);
+    MakeSingleDevice(options.proto, split.shapes);
     auto single = client_->Compile(split.program, "hlo", options.proto.SerializeAsString());
     if (!single.ok()) {
       return FromCompileError(single.status(), absl::StrCat("compiling program ", info.name(), " for several workers"));

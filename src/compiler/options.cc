@@ -37,7 +37,13 @@ void SetDeviceAssignment(xla::CompileOptionsProto& options, int num_replicas, in
   }
 }
 
-void MakeSingleDevice(xla::CompileOptionsProto& options) {
+void MakeQuick(xla::CompileOptionsProto& options) {
+  auto& overrides = *options.mutable_env_option_overrides();
+  overrides["xla_backend_optimization_level"].set_int_field(0);
+  overrides["xla_llvm_disable_expensive_passes"].set_bool_field(true);
+}
+
+void MakeSingleDevice(xla::CompileOptionsProto& options, const xla::ProgramShapeProto& shapes) {
   xla::ExecutableBuildOptionsProto& build = *options.mutable_executable_build_options();
   build.set_num_replicas(1);
   build.set_num_partitions(1);
@@ -47,9 +53,9 @@ void MakeSingleDevice(xla::CompileOptionsProto& options) {
   build.set_use_shardy_partitioner(false);
   build.clear_allow_spmd_sharding_propagation_to_parameters();
   build.clear_allow_spmd_sharding_propagation_to_output();
-  build.clear_result_layout();
+  *build.mutable_result_layout() = shapes.result();
   build.set_run_backend_only(true);
-  options.clear_argument_layouts();
+  *options.mutable_argument_layouts() = shapes.parameters();
   options.set_compile_portable_executable(true);
 }
 

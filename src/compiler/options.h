@@ -25,9 +25,13 @@ absl::StatusOr<NormalizedOptions> NormalizeOptions(absl::string_view client_opti
 // The same bytes for equal options, map entries in order.
 std::string SerializeDeterministic(const google::protobuf::MessageLite& message);
 
+// For a compile of which only the optimised HLO is wanted, which is the same: spends no time on its code.
+void MakeQuick(xla::CompileOptionsProto& options);
+
 // Makes them fit for an optimised module of one device that a whole program was turned into: nothing but code is
-// generated from it (the module's own layouts hold), and it loads on any device.
-void MakeSingleDevice(xla::CompileOptionsProto& options);
+// generated from it, and it loads on any device. `shapes`: of the module's parameters and result. The module's own layouts
+// hold for its code whatever the options say, but the plugin believes the options about the buffers that it makes.
+void MakeSingleDevice(xla::CompileOptionsProto& options, const xla::ProgramShapeProto& shapes);
 
 // Puts `device_ids` (replica-major, then partition) into the options as their assignment.
 void SetDeviceAssignment(xla::CompileOptionsProto& options, int num_replicas, int num_partitions,

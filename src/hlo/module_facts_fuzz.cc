@@ -1,4 +1,5 @@
 // Optimised HLO as a plugin gives it, or as anything else.
+#include "hlo/divide_batch_calls.h"
 #include "hlo/module_facts.h"
 #include "hlo/rewrite_collectives.h"
 
@@ -63,7 +64,7 @@ void CheckRewriting(const std::string& program) {
 
 void FuzzOne(absl::string_view input) {
   static const MessageMaker maker({"parameter", "dot", "custom-call", "all-reduce", "all-gather-start", "x",
-                                   "all-to-all", "collective-permute", "partition-id", "add"});
+                                   "all-to-all", "collective-permute", "partition-id", "add", "num_batch_dims", "1"});
   Choices choices(input);
   absl::StatusOr<hlo::ModuleFacts> facts;
   if (choices.Flag()) {
@@ -73,6 +74,7 @@ void FuzzOne(absl::string_view input) {
     maker.Fill(choices, &module);
     facts = hlo::ReadModule(module);
     CheckRewriting(module.SerializeAsString());
+    hlo::DivideBatchCalls(module, 4);
   }
   if (!facts.ok()) {
     LB_CHECK(absl::IsInvalidArgument(facts.status()));

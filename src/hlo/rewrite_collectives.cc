@@ -352,6 +352,7 @@ absl::StatusOr<SplitModule> RewriteCollectives(absl::string_view program, Logica
   LB_ASSIGN_OR_RETURN(xla::HloModuleProto module, ParseModule(program));
   SplitModule split;
   LB_RETURN_IF_ERROR(Rewriter(module, devices, split.table).Run());
+  split.shapes = module.host_program_shape();
   if (!module.SerializeToString(&split.program)) {
     return absl::ResourceExhaustedError("the optimised program is too large to be written down");
   }

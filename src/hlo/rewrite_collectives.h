@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "hlo/device_groups.h"
 #include "proto/landbridge/collectives.pb.h"
+#include "proto/xla/xla_data.pb.h"
 
 namespace landbridge::hlo {
 
@@ -24,6 +25,7 @@ inline constexpr absl::string_view kCollectiveOpAttribute = "op";
 struct SplitModule {
   std::string program;  // serialized HloModuleProto; compile it as "hlo" for one device with run_backend_only
   CollectiveTable table;
+  xla::ProgramShapeProto shapes;  // of its parameters and result, with their layouts
 };
 
 // `program`: a serialized HloModuleProtoWithConfig or HloModuleProto, optimised for `devices`, layouts assigned. Custom

@@ -182,7 +182,49 @@ def sharded():
         put(batch),)
 
 
-SETS = {"families": families, "forms": forms, "sharded": sharded}
+def divided():
+    """Batches that stay divided over four devices: every family of calls, and the ways in which a batch can lie."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("y", "x"))
+    rows, both = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(("x", "y")))
+    put = lambda tree, sharding=both: jax.device_put(tree, sharding)  # noqa: E731
+    batched = ("cholesky", "qr", "qr_pivoted", "lu", "svd", "eig", "eigh", "schur", "hessenberg", "tridiagonal",
+               "tridiagonal_solve", "triangular_solve", "householder_product", "ormqr", "solve", "det")
+
+    def widened(value):  # to a batch of eight, each another
+        shares = 1 + np.arange(8).reshape((8,) + (1,) * (value.ndim - 1)) / 8
+        return (np.resize(value, (8,) + value.shape[1:]) * shares).astype(value.dtype)
+
+    for dtype in (np.float32, np.complex128):
+        args = {name: jax.tree.map(widened, FAMILIES[name][0](dtype)) for name in batched}
+        program = jax.jit(lambda inputs: {name: FAMILIES[name][1](*inputs[name]) for name in batched})
+        yield f"families_{np.dtype(dtype)}", program, (put(args),)
+    batch, right = definite(np.float32, 8, 4, 4), general(np.float32, 8, 4, 2)
+    grid = definite(np.float64, 4, 2, 3, 3)
+    cholesky = jnp.linalg.cholesky
+    yield "over_one_axis", jax.jit(cholesky), (put(batch, rows),)
+    yield "two_dimensions", jax.jit(cholesky), (put(grid, NamedSharding(mesh, P("x", "y"))),)
+    yield "second_dimension", jax.jit(cholesky), (put(grid, NamedSharding(mesh, P(None, "x"))),)
+    yield "batch_and_matrix", jax.jit(cholesky), (put(batch, NamedSharding(mesh, P("y", "x"))),)
+    yield "matrix_only", jax.jit(cholesky), (put(batch, NamedSharding(mesh, P(None, "x", "y"))),)
+    yield "uneven", jax.jit(lambda x: jnp.linalg.eigh(x[1:7])[0] * 2), (put(batch),)
+    yield "to_another_axis", jax.jit(cholesky, out_shardings=NamedSharding(mesh, P("y"))), (put(batch, rows),)
+    yield "to_all", jax.jit(cholesky, out_shardings=NamedSharding(mesh, P())), (put(batch),)
+    yield "from_all", jax.jit(cholesky, out_shardings=both), (put(batch, NamedSharding(mesh, P())),)
+    yield "donated", jax.jit(cholesky, donate_argnums=0, out_shardings=both), (put(batch),)
+    yield "shared_operand", jax.jit(jax.vmap(jnp.linalg.solve, in_axes=(None, 0))), (batch[0], put(right))
+    yield "loop", jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: c @ jnp.linalg.qr(c)[0], x)), (put(batch),)
+    yield "scan", jax.jit(lambda x: lax.scan(lambda c, _: (jnp.linalg.inv(c), jnp.linalg.det(c)), x, length=3)), (
+        put(batch),)
+    yield "cond", jax.jit(lambda x: lax.cond(x[0, 0, 0] > 0, jnp.linalg.inv, lambda v: v, x)), (put(batch),)
+    yield "not_definite", jax.jit(cholesky), (put(np.concatenate([batch[:4], -batch[4:]])),)
+    yield "grad", jax.jit(jax.grad(lambda x, y: jnp.sum(jnp.linalg.solve(x, y) ** 2))), (put(batch), put(right))
+    part = jax.shard_map(cholesky, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    yield "within_shard_map", jax.jit(part), (put(batch),)
+    column_major = Format(Layout(major_to_minor=(0, 2, 1)), both)
+    yield "layouts", jax.jit(cholesky, in_shardings=column_major, out_shardings=column_major), (put(batch, column_major),)
+
+
+SETS = {"families": families, "forms": forms, "sharded": sharded, "divided": divided}
 
 
 def main():
@@ -194,6 +236,9 @@ def main():
             try:
                 if hasattr(program, "lower"):
                     targets.update(re.findall(r"custom_call @(\w+)", program.lower(*args).as_text()))
+                if name == "divided" and case != "within_shard_map":  # gathered there, in axes that are not manual
+                    text = program.lower(*args).compile().as_text()
+                    found[f"{key}/exchanges"] = np.asarray("all-" in text)
                 leaves = jax.tree.leaves(program(*args))
                 found.update({f"{key}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)})
             except Exception as error:  # noqa: BLE001  the test shows it

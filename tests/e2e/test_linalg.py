@@ -52,7 +52,7 @@ def test_family(plain, found, case):
     compare(plain, found, f"families/{case}")
 
 
-@pytest.mark.parametrize("name", ["forms", "sharded"])
+@pytest.mark.parametrize("name", ["forms", "sharded", "divided"])
 def test_way_to_call(plain, found, name):
     cases = {k.rsplit("/", 1)[0] for k in plain if k.startswith(name + "/")}
     assert len(cases) > 8
@@ -62,8 +62,8 @@ def test_way_to_call(plain, found, name):
 
 def test_over_several_workers(plain, tmp_path):
     with fresh_cluster(slices=1, workers=2, devices=2) as made:
-        found = results(made.env(), tmp_path, "sharded")
-        for case in sorted({k.rsplit("/", 1)[0] for k in plain if k.startswith("sharded/")}):
+        found = results(made.env(), tmp_path, "sharded", "divided")
+        for case in sorted({k.rsplit("/", 1)[0] for k in plain if k.startswith(("sharded/", "divided/"))}):
             compare(plain, found, case)
 
 

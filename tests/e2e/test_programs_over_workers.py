@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from conftest import fresh_cluster
@@ -82,6 +83,25 @@ def test_partitioned_programs(cluster):
     for i in range(5):
         want = want / np.linalg.norm(want) + i
     np.testing.assert_allclose(np.asarray(f(xs)), want, rtol=1e-5)
+
+
+def test_arguments_and_results_in_layouts_of_their_own(cluster):
+    m = mesh_of()
+    rows = NamedSharding(m, P("x"))
+    columns = Format(Layout(major_to_minor=(0, 2, 1)), rows)
+    x = data(8, 4, 3)
+    placed = jax.device_put(x, columns)
+    assert placed.format.layout.major_to_minor == (0, 2, 1)
+    np.testing.assert_array_equal(np.asarray(placed), x)
+    want = x + x.sum(0, dtype=np.float32)
+    for formats in ({"in_shardings": columns}, {"in_shardings": columns, "out_shardings": columns}):
+        y = jax.jit(lambda v: v + v.sum(0), **formats)(placed)
+        np.testing.assert_allclose(np.asarray(y), want, rtol=1e-5, atol=1e-4)
+        for shard in y.addressable_shards:
+            np.testing.assert_allclose(np.asarray(shard.data), want[shard.index], rtol=1e-5, atol=1e-4)
+    z = jax.jit(lambda v: (v * 2, v.T), out_shardings=(columns, NamedSharding(m, P(None, None, "x"))))(y)
+    np.testing.assert_array_equal(np.asarray(z[0]), np.asarray(y) * 2)
+    np.testing.assert_array_equal(np.asarray(z[1]), np.asarray(y).T)
 
 
 def test_many_independent_collectives_and_meshes_at_once(cluster):
