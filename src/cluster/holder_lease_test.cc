@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cluster/report_limits.h"
+#include "cluster/lease_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -17,9 +18,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr uint64_t kTerm1 = uint64_t{1} << kTermLifeBits;
-constexpr uint64_t kTerm2 = uint64_t{2} << kTermLifeBits;
 
 class Recorder : public HolderLeaseSink {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/lease_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,10 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr uint64_t kTerm1 = uint64_t{1} << kTermLifeBits;
-constexpr uint64_t kTerm2 = uint64_t{2} << kTermLifeBits;
-
-class Recorder : public WorkerLeaseSink {
+class ReportRecorder : public WorkerLeaseSink {
  public:
   void SendReport(MemberReport report) override { reports.push_back(std::move(report)); }
   void Activated(const Grant& grant, ProxyLife holder) override {
@@ -86,7 +84,7 @@ class WorkerLeaseTest : public ::testing::Test {
   }
 
   LeaseTimes times_;
-  Recorder sink_;
+  ReportRecorder sink_;
   TimeNs now_ = 100 * kSecond;
   uint64_t number_ = 0;
   WorkerLease lease_;

@@ -17,7 +17,7 @@
 namespace landbridge {
 namespace {
 
-constexpr int kDevices = 8;
+constexpr int kAllDevices = 8;
 constexpr int64_t kElements = 4 * 8;  // of one device's input
 
 // Everything in one: sums over one axis and over both, maxima, gathers, scatters, exchanges, permutes, ids, and a loop
@@ -82,9 +82,9 @@ using Floats = std::vector<float>;
 class SplitProgramTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    pjrt::PreparePluginEnvironment(kDevices);
+    pjrt::PreparePluginEnvironment(kAllDevices);
     auto plugin = Value(pjrt::Plugin::Load(pjrt::TestPluginPath()));
-    client_ = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(kDevices))).release();
+    client_ = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(kAllDevices))).release();
     const absl::Status registered = RegisterCollectives(*client_);
     ASSERT_TRUE(registered.ok()) << registered;
   }
@@ -105,7 +105,7 @@ class SplitProgramTest : public testing::Test {
   }
 
   static std::vector<Floats> Inputs() {
-    std::vector<Floats> inputs(kDevices, Floats(kElements));
+    std::vector<Floats> inputs(kAllDevices, Floats(kElements));
     std::mt19937 random(3);
     std::normal_distribution<float> normal(0, 10);
     for (Floats& input : inputs) {
@@ -120,9 +120,9 @@ class SplitProgramTest : public testing::Test {
 // kProgram for all devices, and as every device runs it.
 struct Compiled {
   explicit Compiled(pjrt::Client& client)
-      : whole(Value(client.Compile(kProgram, "mlir", pjrt::TestCompileOptions(kDevices).SerializeAsString()))) {
+      : whole(Value(client.Compile(kProgram, "mlir", pjrt::TestCompileOptions(kAllDevices).SerializeAsString()))) {
     hlo::SplitModule split =
-        Value(hlo::RewriteCollectives(Value(whole->OptimizedProgram()), {.replicas = 1, .partitions = kDevices}));
+        Value(hlo::RewriteCollectives(Value(whole->OptimizedProgram()), {.replicas = 1, .partitions = kAllDevices}));
     xla::CompileOptionsProto options = pjrt::TestCompileOptions(1);
     auto* build = options.mutable_executable_build_options();
     build->set_use_spmd_partitioning(false);
@@ -142,11 +142,11 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
 
   const std::vector<Floats> inputs = Inputs();
   std::vector<pjrt::Buffer> buffers;
-  for (int d = 0; d < kDevices; ++d) buffers.push_back(Upload(inputs[static_cast<size_t>(d)], d));
+  for (int d = 0; d < kAllDevices; ++d) buffers.push_back(Upload(inputs[static_cast<size_t>(d)], d));
   std::vector<pjrt::Buffer*> pointers;
   for (pjrt::Buffer& buffer : buffers) pointers.push_back(&buffer);
   std::vector<absl::Span<pjrt::Buffer* const>> arguments;
-  for (size_t d = 0; d < kDevices; ++d) arguments.push_back(absl::MakeConstSpan(&pointers[d], 1));
+  for (size_t d = 0; d < kAllDevices; ++d) arguments.push_back(absl::MakeConstSpan(&pointers[d], 1));
   auto oracle = Value(compiled.whole->ExecuteAll(arguments, {.launch_id = 1}));
   std::vector<Floats> expected;
   for (auto& result : oracle) expected.push_back(Download(result.outputs[0]));
@@ -155,20 +155,20 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
   int32_t launch_id = 1000;
   for (int workers : {1, 2, 4, 8}) {
     std::vector<int> worker_of_device;
-    for (int d = 0; d < kDevices; ++d) worker_of_device.push_back(d / (kDevices / workers));
+    for (int d = 0; d < kAllDevices; ++d) worker_of_device.push_back(d / (kAllDevices / workers));
     TestWorkers cluster(program, worker_of_device, static_cast<uint64_t>(workers));
     std::vector<CollectiveRegistration> launches;
     for (int w = 0; w < workers; ++w) {
       absl::flat_hash_map<int32_t, int32_t> devices;
-      for (int d = 0; d < kDevices; ++d) {
+      for (int d = 0; d < kAllDevices; ++d) {
         if (worker_of_device[static_cast<size_t>(d)] == w) devices[client_->devices()[static_cast<size_t>(d)].id] = d;
       }
       launches.emplace_back(launch_id + w, program, cluster.run(w), devices);
     }
     // A program this small runs inside Execute, so each device has a thread, as it has in a worker.
-    std::vector<Floats> results(kDevices);
+    std::vector<Floats> results(kAllDevices);
     std::vector<std::thread> threads;
-    for (int d = 0; d < kDevices; ++d) {
+    for (int d = 0; d < kAllDevices; ++d) {
       threads.emplace_back([&, d] {
         const auto i = static_cast<size_t>(d);
         auto result = Value(compiled.single->ExecuteOnDevice(client_->devices()[i].handle, arguments[i],
@@ -180,7 +180,7 @@ TEST_F(SplitProgramTest, EqualsTheWholeProgramOnAnyNumberOfWorkers) {
     }
     for (std::thread& thread : threads) thread.join();
     launch_id += workers;
-    for (size_t d = 0; d < kDevices; ++d) {
+    for (size_t d = 0; d < kAllDevices; ++d) {
       ASSERT_EQ(results[d].size(), expected[d].size());
       for (size_t i = 0; i < expected[d].size(); ++i) {
         EXPECT_NEAR(results[d][i], expected[d][i], 1e-4) << workers << " " << d << " " << i;

@@ -7,7 +7,7 @@
 namespace landbridge {
 namespace {
 
-std::shared_ptr<const CompiledProgram> Program(size_t bytes) {
+std::shared_ptr<const CompiledProgram> ProgramOf(size_t bytes) {
   auto program = std::make_shared<CompiledProgram>();
   program->envelope = std::string(bytes, 'x');
   return program;
@@ -15,20 +15,20 @@ std::shared_ptr<const CompiledProgram> Program(size_t bytes) {
 
 TEST(ProgramCache, LeastRecentlyUsedGoes) {
   ProgramCache cache(100'000, kSecond);
-  for (const char* key : {"a", "b", "c"}) cache.Insert(key, Program(30'000));
+  for (const char* key : {"a", "b", "c"}) cache.Insert(key, ProgramOf(30'000));
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_NE(cache.Find("a"), nullptr);  // b is the oldest now
-  cache.Insert("d", Program(30'000));
+  cache.Insert("d", ProgramOf(30'000));
   EXPECT_EQ(cache.Find("b"), nullptr);
   for (const char* key : {"a", "c", "d"}) EXPECT_NE(cache.Find(key), nullptr) << key;
   EXPECT_LE(cache.bytes(), 100'000u);
-  cache.Insert("huge", Program(200'000));
+  cache.Insert("huge", ProgramOf(200'000));
   EXPECT_EQ(cache.Find("huge"), nullptr);
   EXPECT_EQ(cache.size(), 3u);
   size_t before = cache.bytes();
-  cache.Insert("a", Program(30'000));  // there already
+  cache.Insert("a", ProgramOf(30'000));  // there already
   EXPECT_EQ(cache.bytes(), before);
-  cache.Insert("big", Program(90'000));
+  cache.Insert("big", ProgramOf(90'000));
   EXPECT_EQ(cache.size(), 1u);
 }
 

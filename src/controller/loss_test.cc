@@ -8,10 +8,11 @@ namespace landbridge {
 namespace {
 
 using ::testing::HasSubstr;
-constexpr SessionId kSession(1);
 
 class LossTest : public ::testing::Test {
  protected:
+  static constexpr SessionId kSession{1};
+
   LossTest() {
     world.Declare(3, 2);
     world.controller.OpenSession(kSession);
@@ -248,6 +249,7 @@ TEST_F(LossTest, HostBuffersOfTheLostAreDropped) {
 // Found by landbridge-sim: what waited for an absent peer got no credit when the peer came, since younger nodes had it,
 // and those waited for what waited.
 TEST(CreditTest, TheOldestNodeNeedsNoCredit) {
+  constexpr SessionId kSession(1);
   FakeWorld world(1, /*launches_max=*/1);
   world.Declare(3, 1);
   world.controller.OpenSession(kSession);

@@ -10,11 +10,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-constexpr SessionId kSession(1);
-constexpr SessionId kOther(2);
 
 class SpansTest : public ::testing::Test {
  protected:
+  static constexpr SessionId kSession{1}, kOther{2};
+
   SpansTest() {
     world.Declare(3, 2);
     world.controller.OpenSession(kSession);

@@ -43,12 +43,12 @@ bool Eventually(Predicate predicate) {
   return true;
 }
 
-struct Outcome {
+struct ProcessOutcome {
   std::vector<std::byte> dst;
   absl::Notification done;
   absl::Status status;
 
-  explicit Outcome(uint64_t size) : dst(size) {}
+  explicit ProcessOutcome(uint64_t size) : dst(size) {}
   absl::Status Wait() {
     return done.WaitForNotificationWithTimeout(kPatience) ? status : absl::DeadlineExceededError("test gave up");
   }
@@ -144,7 +144,7 @@ class DataPlaneProcessTest : public testing::TestWithParam<std::string> {
     ASSERT_TRUE(plane.ok()) << plane.status();
     plane_ = *std::move(plane);
   }
-  void Pull(PeerId peer, Key key, Outcome& outcome) {
+  void Pull(PeerId peer, Key key, ProcessOutcome& outcome) {
     plane_->Pull(peer, key, 0, outcome.dst.data(), outcome.dst.size(), [&outcome](absl::Status status) {
       outcome.status = std::move(status);
       outcome.done.Notify();
@@ -169,7 +169,7 @@ class DataPlaneProcessTest : public testing::TestWithParam<std::string> {
 TEST_P(DataPlaneProcessTest, BytesCrossBothWays) {
   ChildPeer child(2, GetParam(), 20u << 20);
   child.Introduce(*plane_);
-  Outcome pulled(20u << 20);
+  ProcessOutcome pulled(20u << 20);
   Pull(child.id(), child.key(), pulled);
   ASSERT_TRUE(pulled.Wait().ok()) << pulled.Wait();
   EXPECT_TRUE(pulled.dst == TestPattern(20u << 20, 2));
@@ -188,7 +188,7 @@ TEST_P(DataPlaneProcessTest, KilledPeerPoisonsItsPullsOnly) {
   ChildPeer healthy(3, GetParam(), size / 4);
   victim.Introduce(*plane_);
   healthy.Introduce(*plane_);
-  Outcome doomed(size), waiting(100), fine(size / 4);
+  ProcessOutcome doomed(size), waiting(100), fine(size / 4);
   Pull(victim.id(), victim.key(), doomed);
   Pull(victim.id(), {2, 99}, waiting);
   Pull(healthy.id(), healthy.key(), fine);
@@ -198,7 +198,7 @@ TEST_P(DataPlaneProcessTest, KilledPeerPoisonsItsPullsOnly) {
   const absl::Time killed = absl::Now();
   plane_->ClosePeer(victim.id(), absl::DataLossError("worker i2 died"));
   // The transport may have seen it first.
-  for (Outcome* outcome : {&doomed, &waiting}) {
+  for (ProcessOutcome* outcome : {&doomed, &waiting}) {
     const absl::Status status = outcome->Wait();
     EXPECT_TRUE(status == absl::DataLossError("worker i2 died") || status.code() == absl::StatusCode::kUnavailable)
         << status;
@@ -213,7 +213,7 @@ TEST_P(DataPlaneProcessTest, KilledPeerPoisonsItsPullsOnly) {
 TEST_P(DataPlaneProcessTest, KilledPeerIsNoticed) {
   ChildPeer victim(2, GetParam(), 100);
   victim.Introduce(*plane_);
-  Outcome first(100), waiting(100);
+  ProcessOutcome first(100), waiting(100);
   Pull(victim.id(), victim.key(), first);
   ASSERT_TRUE(first.Wait().ok());
   Pull(victim.id(), {2, 99}, waiting);
@@ -252,7 +252,7 @@ TEST_P(DataPlaneProcessTest, StoppedPeerWithPullsBothWaysIsLetGo) {
   sleeper.Introduce(*plane_);
   auto bytes = std::make_shared<std::vector<std::byte>>(TestPattern(size, 7));
   plane_->PublishSpan({9, 7}, {bytes->data(), bytes->size()}, bytes);
-  Outcome outcome(size);
+  ProcessOutcome outcome(size);
   Pull(sleeper.id(), sleeper.key(), outcome);
   EXPECT_EQ(sleeper.Ask(absl::StrCat("start 9 7 ", size)), "started");
   ASSERT_TRUE(Eventually([&] {
@@ -284,7 +284,7 @@ TEST_P(DataPlaneProcessTest, ResumedSourceWritesNothing) {
     const uint64_t id = 10 + round;
     ChildPeer sleeper(id, GetParam(), size);
     sleeper.Introduce(*plane_);
-    Outcome outcome(size);
+    ProcessOutcome outcome(size);
     Pull(sleeper.id(), sleeper.key(), outcome);
     ASSERT_TRUE(Eventually([&] { return Received(sleeper.id()) >= (1 + 4 * round) << 20; }));
     sleeper.Stop();
@@ -361,7 +361,7 @@ TEST_P(DataPlaneProcessTest, PeersComeAndGoAndLeaveNothing) {
   auto cycle = [&](uint64_t i) {
     ChildPeer child(1000 + i, GetParam(), 300'000);
     child.Introduce(*plane_);
-    Outcome outcome(300'000);
+    ProcessOutcome outcome(300'000);
     Pull(child.id(), child.key(), outcome);
     ASSERT_TRUE(outcome.Wait().ok()) << outcome.Wait();
     ASSERT_TRUE(outcome.dst == TestPattern(300'000, 1000 + i));

@@ -11,24 +11,24 @@
 namespace landbridge::dataplane {
 namespace {
 
-constexpr uint64_t kChunk = 2u << 20;
-constexpr PoolOptions kOptions = {4 * kChunk, 2 * kChunk, kChunk};
+constexpr uint64_t kPoolChunk = 2u << 20;
+constexpr PoolOptions kOptions = {4 * kPoolChunk, 2 * kPoolChunk, kPoolChunk};
 
 TEST(PoolTest, GivesAlignedChunksAndTakesThemBack) {
   Pool pool(kOptions);
-  Pool::Lease lease = pool.TryAcquire(kChunk);
+  Pool::Lease lease = pool.TryAcquire(kPoolChunk);
   ASSERT_TRUE(lease);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(lease.data()) % kChunk, 0u);
-  EXPECT_EQ(lease.size(), kChunk);
-  std::memset(lease.data(), 1, kChunk);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(lease.data()) % kPoolChunk, 0u);
+  EXPECT_EQ(lease.size(), kPoolChunk);
+  std::memset(lease.data(), 1, kPoolChunk);
   std::byte* data = lease.data();
-  EXPECT_EQ(pool.Stats().bytes_in_use, kChunk);
+  EXPECT_EQ(pool.Stats().bytes_in_use, kPoolChunk);
   lease = {};
   EXPECT_EQ(pool.Stats().bytes_in_use, 0u);
-  EXPECT_EQ(pool.Stats().bytes_idle, kChunk);
-  Pool::Lease again = pool.TryAcquire(kChunk - 5);
+  EXPECT_EQ(pool.Stats().bytes_idle, kPoolChunk);
+  Pool::Lease again = pool.TryAcquire(kPoolChunk - 5);
   EXPECT_EQ(again.data(), data);
-  EXPECT_EQ(again.size(), kChunk - 5);
+  EXPECT_EQ(again.size(), kPoolChunk - 5);
   EXPECT_EQ(pool.Stats().allocations, 1u);
   EXPECT_EQ(pool.Stats().grants, 2u);
 }
@@ -46,13 +46,13 @@ TEST(PoolTest, SmallRequestsCostTheirSize) {
 TEST(PoolTest, BoundHoldsAndThoseInLineComeInOrder) {
   Pool pool(kOptions);
   std::vector<Pool::Lease> held;
-  for (int i = 0; i < 4; ++i) held.push_back(pool.TryAcquire(kChunk));
+  for (int i = 0; i < 4; ++i) held.push_back(pool.TryAcquire(kPoolChunk));
   EXPECT_FALSE(pool.TryAcquire(1));
   std::vector<int> order;
   std::vector<Pool::Lease> granted;
   std::vector<Pool::WaitId> waits;
   for (int i = 0; i < 3; ++i) {
-    waits.push_back(pool.Acquire(kChunk, [&, i](Pool::Lease lease) {
+    waits.push_back(pool.Acquire(kPoolChunk, [&, i](Pool::Lease lease) {
       ASSERT_TRUE(lease);
       order.push_back(i);
       granted.push_back(std::move(lease));
@@ -74,10 +74,10 @@ TEST(PoolTest, BoundHoldsAndThoseInLineComeInOrder) {
 TEST(PoolTest, ALargeRequestInFrontIsNotOvertaken) {
   Pool pool(kOptions);
   std::vector<Pool::Lease> held;
-  for (int i = 0; i < 3; ++i) held.push_back(pool.TryAcquire(kChunk));
-  held.push_back(pool.TryAcquire(kChunk / 2));
+  for (int i = 0; i < 3; ++i) held.push_back(pool.TryAcquire(kPoolChunk));
+  held.push_back(pool.TryAcquire(kPoolChunk / 2));
   std::vector<Pool::Lease> granted;
-  const Pool::WaitId large = pool.Acquire(kChunk, [&](Pool::Lease lease) { granted.push_back(std::move(lease)); });
+  const Pool::WaitId large = pool.Acquire(kPoolChunk, [&](Pool::Lease lease) { granted.push_back(std::move(lease)); });
   ASSERT_NE(large, 0u);
   pool.Acquire(100, [&](Pool::Lease lease) { granted.push_back(std::move(lease)); });
   EXPECT_FALSE(pool.TryAcquire(100));
@@ -91,7 +91,7 @@ TEST(PoolTest, IdleMemoryIsBounded) {
   Pool pool(kOptions);
   {
     std::vector<Pool::Lease> held;
-    for (int i = 0; i < 4; ++i) held.push_back(pool.TryAcquire(kChunk));
+    for (int i = 0; i < 4; ++i) held.push_back(pool.TryAcquire(kPoolChunk));
   }
   EXPECT_EQ(pool.Stats().bytes_idle, kOptions.idle_bytes_max);
 }
@@ -100,9 +100,9 @@ TEST(PoolTest, LeasesOutliveThePoolAndThoseInLineAreTold) {
   Pool::Lease lease;
   bool told = false;
   {
-    Pool pool({kChunk, kChunk, kChunk});
-    lease = pool.TryAcquire(kChunk);
-    pool.Acquire(kChunk, [&](Pool::Lease none) {
+    Pool pool({kPoolChunk, kPoolChunk, kPoolChunk});
+    lease = pool.TryAcquire(kPoolChunk);
+    pool.Acquire(kPoolChunk, [&](Pool::Lease none) {
       EXPECT_FALSE(none);
       told = true;
     });
@@ -119,7 +119,7 @@ TEST(PoolTest, ManyThreads) {
     threads.emplace_back([&, t] {
       std::mt19937 random(static_cast<unsigned>(t));
       for (int i = 0; i < 2000; ++i) {
-        const uint64_t bytes = random() % 2 == 0 ? kChunk : 1 + random() % 5000;
+        const uint64_t bytes = random() % 2 == 0 ? kPoolChunk : 1 + random() % 5000;
         auto held = std::make_shared<Pool::Lease>();
         const Pool::WaitId wait = pool.Acquire(bytes, [&granted, bytes](Pool::Lease lease) {
           ASSERT_EQ(lease.size(), bytes);

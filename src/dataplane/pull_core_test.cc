@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "base/limits.h"
+#include "dataplane/core_test_util.h"
 #include "gtest/gtest.h"
 
 namespace landbridge::dataplane {
 namespace {
 
-constexpr PeerId kSelf(1), kPeer(2), kOther(3);
 constexpr uint64_t kChunk = limits::kTransferChunkBytes;
 
 // Runs a PullCore by hand: collects what it asks for.

@@ -4,12 +4,11 @@
 #include <vector>
 
 #include "base/limits.h"
+#include "dataplane/core_test_util.h"
 #include "gtest/gtest.h"
 
 namespace landbridge::dataplane {
 namespace {
-
-constexpr PeerId kSelf(1), kPeer(2), kOther(3);
 
 class FakeSource final : public Source {
  public:

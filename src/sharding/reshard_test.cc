@@ -10,15 +10,10 @@
 
 #include "base/limits.h"
 #include "sharding/reshard_part.h"
+#include "sharding/sharding_test_util.h"
 
 namespace landbridge {
 namespace {
-
-std::vector<DeviceId> Devices(int count, int first = 0) {
-  std::vector<DeviceId> devices;
-  for (int i = 0; i < count; ++i) devices.push_back(DeviceId(first + i));
-  return devices;
-}
 
 // Four devices to a worker, two workers to a slice.
 DeviceLocation Location(DeviceId device) { return {device.value() / 8, device.value() / 4}; }

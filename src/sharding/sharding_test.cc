@@ -6,17 +6,12 @@
 #include <limits>
 
 #include "base/limits.h"
+#include "sharding/sharding_test_util.h"
 
 namespace landbridge {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::vector<DeviceId> Devices(int count, int first = 0) {
-  std::vector<DeviceId> devices;
-  for (int i = 0; i < count; ++i) devices.push_back(DeviceId(first + i));
-  return devices;
-}
 
 xla::OpSharding Tiles(std::vector<int64_t> tiles, std::vector<int64_t> devices = {}) {
   xla::OpSharding op;
