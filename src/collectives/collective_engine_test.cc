@@ -164,18 +164,21 @@ void CheckEverywhere(const Case& c) {
 }
 
 const std::vector<std::vector<int32_t>> kAll = {{0, 1, 2, 3, 4, 5, 6, 7}};
+const std::vector<std::vector<int32_t>> kUnequal = {{6, 0}, {1, 3, 5, 7, 2}, {4}};
 const std::vector<std::vector<int32_t>> kHalves = {{4, 2, 6, 0}, {1, 3, 5, 7}};
 
 TEST(CollectiveEngine, AllReduceSmall) {
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {1}, DType::kF32, CollectiveOp::SUM});
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {100, 0, 33}, DType::kF32, CollectiveOp::SUM});
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {77}, DType::kS4, CollectiveOp::MAXIMUM});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kUnequal, {5}, DType::kF32, CollectiveOp::SUM});
 }
 
 TEST(CollectiveEngine, AllReduceLarge) {
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kAll, {1'000'003}, DType::kF32, CollectiveOp::SUM});
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {50'000, 3, 20'000}, DType::kF32, CollectiveOp::PRODUCT});
   CheckEverywhere({CollectiveOp::ALL_REDUCE, kHalves, {100'001}, DType::kS4, CollectiveOp::SUM});
+  CheckEverywhere({CollectiveOp::ALL_REDUCE, kUnequal, {100'001}, DType::kF32, CollectiveOp::SUM});
 }
 
 TEST(CollectiveEngine, ReduceScatter) {
@@ -301,6 +304,11 @@ TEST(CollectiveProgram, DamagedTablesAreRefused) {
   table = TableOf(good);
   table.mutable_ops(0)->set_reduction(CollectiveOp::XOR);
   EXPECT_EQ(code(table), absl::StatusCode::kUnimplemented);
+  table = TableOf({CollectiveOp::ALL_GATHER, kUnequal, {4}});
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
+  table = TableOf(good);
+  table.mutable_groups(0)->add_groups();
+  EXPECT_EQ(code(table), absl::StatusCode::kInvalidArgument);
   table = TableOf(good);
   table.set_num_partitions(1 << 20);
   EXPECT_EQ(code(table), absl::StatusCode::kResourceExhausted);

@@ -60,9 +60,8 @@ absl::Status CollectiveProgram::AddGroups(const CollectiveGroups& groups) {
   out.place_of_device.resize(static_cast<size_t>(num_devices()));
   for (const CollectiveGroup& group : groups.groups()) {
     const auto index = static_cast<int32_t>(out.groups.size());
-    if (group.members_size() == 0 || group.members_size() != groups.groups(0).members_size()) {
-      return Bad("groups of unequal size");
-    }
+    if (group.members_size() == 0) return Bad("an empty group");
+    if (group.members_size() != groups.groups(0).members_size()) out.equal = false;
     Group& members = out.groups.emplace_back();
     for (int32_t device : group.members()) {
       if (device < 0 || device >= num_devices()) return Bad(absl::StrCat("device ", device, " of ", num_devices()));
@@ -142,7 +141,11 @@ absl::Status CollectiveProgram::CheckShapes(const CollectiveStep& step) const {
     return fits ? absl::OkStatus() : mismatch();
   }
   if (step.operands.empty() || step.operands.size() != step.results.size()) return mismatch();
-  const auto members = static_cast<int64_t>(groups_[static_cast<size_t>(step.groups)].groups[0].size());
+  const Groups& groups = groups_[static_cast<size_t>(step.groups)];
+  if (!groups.equal && step.kind != CollectiveOp::ALL_REDUCE) {
+    return Bad(absl::StrCat("groups of unequal size of ", step.name));
+  }
+  const auto members = static_cast<int64_t>(groups.groups[0].size());
   for (size_t i = 0; i < step.operands.size(); ++i) {
     const CollectiveTensor& operand = step.operands[i];
     const CollectiveTensor& result = step.results[i];

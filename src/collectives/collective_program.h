@@ -52,6 +52,7 @@ class CollectiveProgram {
   struct Groups {
     std::vector<Group> groups;
     std::vector<Place> place_of_device;
+    bool equal = true;  // in size
   };
 
   int num_replicas() const { return num_replicas_; }

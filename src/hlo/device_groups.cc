@@ -255,8 +255,10 @@ absl::StatusOr<DeviceGroups> ReadDeviceGroups(const xla::HloInstructionProto& in
   const GroupReader reader(instruction, id_count);
   LB_ASSIGN_OR_RETURN(const Groups groups, reader.Read());
   std::vector<bool> seen(static_cast<size_t>(id_count), false);
+  const bool any_size = instruction.opcode() == "all-reduce";  // the others' shapes depend on the size
   for (const std::vector<int64_t>& group : groups) {
-    if (group.empty() || group.size() != groups[0].size()) return reader.Bad("form groups of unequal size");
+    if (group.empty()) return reader.Bad("form an empty group");
+    if (!any_size && group.size() != groups[0].size()) return reader.Bad("form groups of unequal size");
     for (int64_t id : group) {
       if (id < 0 || id >= id_count) return reader.Bad(absl::StrCat("name number ", id, " of ", id_count));
       if (seen[static_cast<size_t>(id)]) return reader.Bad(absl::StrCat("name number ", id, " twice"));

@@ -23,7 +23,7 @@ using DeviceGroups = std::vector<std::vector<int32_t>>;
 
 // `instruction`: all-reduce, all-gather, reduce-scatter or all-to-all, with its participants in any of XLA's encodings;
 // none at all means everybody. INVALID_ARGUMENT naming the instruction for lists that name a device twice or one that
-// is not there, for groups of unequal size, and for meshes that do not fit.
+// is not there, for groups of unequal size (of anything but an all-reduce), and for meshes that do not fit.
 absl::StatusOr<DeviceGroups> ReadDeviceGroups(const xla::HloInstructionProto& instruction, LogicalDevices devices);
 
 struct DevicePair {

@@ -36,6 +36,13 @@ TEST(DeviceGroups, ListsOfDevicesKeepTheirOrderAsRanks) {
   EXPECT_THAT(Read(instruction, {1, 4}), ElementsAre(ElementsAre(2, 0), ElementsAre(1, 3)));
 }
 
+TEST(DeviceGroups, GroupsOfAnAllReduceNeedNotBeEqual) {
+  auto instruction = Instruction("all-reduce", 1, true);
+  AddGroup(instruction, {1, 0});
+  AddGroup(instruction, {2, 3, 5, 4});
+  EXPECT_THAT(Read(instruction, {1, 6}), ElementsAre(ElementsAre(1, 0), ElementsAre(2, 3, 5, 4)));
+}
+
 TEST(DeviceGroups, OldListsAreReadToo) {
   auto instruction = Instruction("all-gather", 1, true);
   instruction.add_replica_groups()->add_replica_ids(1);
@@ -128,10 +135,14 @@ TEST(DeviceGroups, WhatDoesNotFitIsNamed) {
   auto instruction = Instruction("all-reduce", 1, true);
   AddGroup(instruction, {0, 4});
   expect_bad(instruction, "number 4 of 4");
-  instruction = Instruction("all-reduce", 1, true);
+  instruction = Instruction("all-gather", 1, true);
   AddGroup(instruction, {0, 1});
   AddGroup(instruction, {2});
   expect_bad(instruction, "unequal size");
+  instruction = Instruction("all-reduce", 1, true);
+  AddGroup(instruction, {0, 1});
+  AddGroup(instruction, {});
+  expect_bad(instruction, "empty group");
   instruction = Instruction("all-reduce", 1, true);
   AddGroup(instruction, {0, 0});
   expect_bad(instruction, "number 0 twice");

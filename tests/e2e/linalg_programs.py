@@ -1,13 +1,6 @@
-"""Programs of linear algebra, run in a process of their own: by plain JAX on the CPU, and by stock JAX against a cluster.
-
-    linalg_programs.py OUT.npz SET...     results of the sets' programs, by name; an error's text where a program failed
-
-Inputs are made by numpy, so that both get the same bits.
-"""
+"""Programs of linear algebra (see program_sets.py)."""
 
 import functools
-import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +11,7 @@ from jax.experimental import sparse
 from jax.experimental.layout import Format, Layout
 from jax.scipy import linalg as jsl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from program_sets import main
 
 REAL = [np.float32, np.float64]
 COMPLEX = [np.complex64, np.complex128]
@@ -182,8 +176,22 @@ def sharded():
         put(batch),)
 
 
+def exchanges(text):
+    return "all-" in text
+
+
 def divided():
-    """Batches that stay divided over four devices: every family of calls, and the ways in which a batch can lie."""
+    """Batches that stay divided over four devices: every family of calls, and the ways in which a batch can lie. Values
+    travel between devices in the same of them as in plain JAX."""
+    for case in ways_to_divide():
+        yield *case, exchanges
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("y", "x"))
+    part = jax.shard_map(jnp.linalg.cholesky, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    batch = jax.device_put(definite(np.float32, 8, 4, 4), NamedSharding(mesh, P(("x", "y"))))
+    yield "within_shard_map", jax.jit(part), (batch,)  # gathered over the axis that is not manual
+
+
+def ways_to_divide():
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("y", "x"))
     rows, both = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(("x", "y")))
     put = lambda tree, sharding=both: jax.device_put(tree, sharding)  # noqa: E731
@@ -218,34 +226,14 @@ def divided():
     yield "cond", jax.jit(lambda x: lax.cond(x[0, 0, 0] > 0, jnp.linalg.inv, lambda v: v, x)), (put(batch),)
     yield "not_definite", jax.jit(cholesky), (put(np.concatenate([batch[:4], -batch[4:]])),)
     yield "grad", jax.jit(jax.grad(lambda x, y: jnp.sum(jnp.linalg.solve(x, y) ** 2))), (put(batch), put(right))
-    part = jax.shard_map(cholesky, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
-    yield "within_shard_map", jax.jit(part), (put(batch),)
     column_major = Format(Layout(major_to_minor=(0, 2, 1)), both)
-    yield "layouts", jax.jit(cholesky, in_shardings=column_major, out_shardings=column_major), (put(batch, column_major),)
+    formats = {"in_shardings": column_major, "out_shardings": column_major}
+    yield "layouts", jax.jit(cholesky, **formats), (put(batch, column_major),)
 
 
 SETS = {"families": families, "forms": forms, "sharded": sharded, "divided": divided}
 
 
-def main():
-    jax.config.update("jax_enable_x64", True)
-    found, targets = {}, set()
-    for name in sys.argv[2:]:
-        for case, program, args in SETS[name]():
-            key = f"{name}/{case}"
-            try:
-                if hasattr(program, "lower"):
-                    targets.update(re.findall(r"custom_call @(\w+)", program.lower(*args).as_text()))
-                if name == "divided" and case != "within_shard_map":  # gathered there, in axes that are not manual
-                    text = program.lower(*args).compile().as_text()
-                    found[f"{key}/exchanges"] = np.asarray("all-" in text)
-                leaves = jax.tree.leaves(program(*args))
-                found.update({f"{key}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)})
-            except Exception as error:  # noqa: BLE001  the test shows it
-                found[f"{key}/error"] = np.asarray(repr(error)[:2000])
-    found["targets"] = np.asarray(sorted(targets))
-    np.savez(sys.argv[1], **found)
-
 
 if __name__ == "__main__":
-    main()
+    main(SETS)

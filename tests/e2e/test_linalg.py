@@ -1,50 +1,24 @@
 """Linear algebra and other custom calls of JAX's CPU lowering: the values of plain JAX, by jaxlib's own handlers."""
 
-import os
 import pathlib
-import subprocess
 import sys
 
 import linalg_programs
-import numpy as np
 import pytest
 from conftest import fresh_cluster
+from program_sets import cases_of, compare, plain_results, results
 
 PROGRAMS = pathlib.Path(linalg_programs.__file__)
 
 
-def results(env, folder, *sets):
-    out = folder / "results.npz"
-    done = subprocess.run([sys.executable, PROGRAMS, out, *sets], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return dict(np.load(out))
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "XLA_"))}
-    env.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4", PJRT_NPROC="8")
-    return results(env, tmp_path_factory.mktemp("plain"), *linalg_programs.SETS)
+    return plain_results(PROGRAMS, tmp_path_factory.mktemp("plain"), 4, *linalg_programs.SETS)
 
 
 @pytest.fixture(scope="module")
 def found(cluster, tmp_path_factory):
-    return results(cluster.env(), tmp_path_factory.mktemp("cluster"), *linalg_programs.SETS)
-
-
-def compare(plain, found, case):
-    keys = [k for k in plain if k.startswith(case + "/")]
-    assert keys and f"{case}/error" not in plain, plain.get(f"{case}/error")
-    assert f"{case}/error" not in found, found[f"{case}/error"]
-    for key in keys:
-        want, got = plain[key], found[key]
-        assert got.dtype == want.dtype and got.shape == want.shape
-        if want.dtype.kind in "fc":
-            scale = max(1.0, np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0))
-            tolerance = 64 * np.finfo(want.dtype).eps * scale
-            np.testing.assert_allclose(got, want, rtol=0, atol=tolerance, err_msg=key)
-        else:
-            np.testing.assert_array_equal(got, want, err_msg=key)
+    return results(PROGRAMS, cluster.env(), tmp_path_factory.mktemp("cluster"), *linalg_programs.SETS)
 
 
 @pytest.mark.parametrize("case", linalg_programs.FAMILIES)
@@ -54,16 +28,16 @@ def test_family(plain, found, case):
 
 @pytest.mark.parametrize("name", ["forms", "sharded", "divided"])
 def test_way_to_call(plain, found, name):
-    cases = {k.rsplit("/", 1)[0] for k in plain if k.startswith(name + "/")}
+    cases = cases_of(plain, name)
     assert len(cases) > 8
-    for case in sorted(cases):
+    for case in cases:
         compare(plain, found, case)
 
 
 def test_over_several_workers(plain, tmp_path):
     with fresh_cluster(slices=1, workers=2, devices=2) as made:
-        found = results(made.env(), tmp_path, "sharded", "divided")
-        for case in sorted({k.rsplit("/", 1)[0] for k in plain if k.startswith(("sharded/", "divided/"))}):
+        found = results(PROGRAMS, made.env(), tmp_path, "sharded", "divided")
+        for case in cases_of(plain, "sharded", "divided"):
             compare(plain, found, case)
 
 

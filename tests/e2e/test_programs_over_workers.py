@@ -1,6 +1,7 @@
 """SPMD programs whose devices lie on several workers and slices."""
 
 import os
+import pathlib
 import signal
 
 import jax
@@ -12,6 +13,9 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from conftest import fresh_cluster
+from program_sets import cases_of, compare, plain_results, results
+
+SPMD_PROGRAMS = pathlib.Path(__file__).with_name("spmd_programs.py")
 
 
 def mesh_of(shape=(8,), names=("x",)):
@@ -44,6 +48,16 @@ def test_every_collective_over_two_slices(cluster):
         run(lambda v: jax.lax.all_to_all(v, "x", split_axis=1, concat_axis=0, tiled=True), P(None, "x")), x)
     np.testing.assert_array_equal(
         run(lambda v: v * 0 + jax.lax.axis_index("x")), np.repeat(np.arange(8.0), 2)[:, None] * np.ones((16, 8)))
+
+
+def test_sums_over_groups_of_unequal_size(cluster):
+    x = data(8, 4)
+    groups = [[0, 5], [1, 2, 3, 4, 6, 7]]
+    y = jax.pmap(lambda v: jax.lax.psum(v, "i", axis_index_groups=groups), "i")(x)
+    want = np.empty_like(x)
+    for group in groups:
+        want[group] = x[group].sum(0)
+    np.testing.assert_allclose(np.asarray(y), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.float16, ml_dtypes.bfloat16, np.complex64, np.float64, np.bool_], ids=str)
@@ -161,6 +175,17 @@ def test_the_same_bits_on_any_number_of_workers():
         with fresh_cluster(slices=1, workers=workers, devices=devices) as c:
             digests.append(c.script(BITS).stdout)
     assert digests[0] == digests[1] and len(digests[0]) == 65
+
+
+def test_programs_of_every_kind_have_the_values_of_plain_jax(tmp_path):
+    """On four workers; the others of this file run on two slices."""
+    plain = plain_results(SPMD_PROGRAMS, tmp_path, 8, "partitioned", "models", "by_hand")
+    cases = cases_of(plain, "partitioned", "models", "by_hand")
+    assert len(cases) > 60
+    with fresh_cluster(slices=1, workers=4, devices=2) as c:
+        found = results(SPMD_PROGRAMS, c.env(), tmp_path, "partitioned", "models", "by_hand")
+    for case in cases:
+        compare(plain, found, case)
 
 
 def test_losing_a_worker_fails_the_launch_everywhere_and_the_next_one_works():
