@@ -246,13 +246,14 @@ class Divider {
   // The largest division that a result or operand of the call already has; nullopt: the call stays.
   std::optional<BatchTiling> TilingOfCall(const xla::HloInstructionProto& call) const {
     const auto batch_dims = static_cast<size_t>(BatchDimsOf(call));
-    if (batch_dims == 0 || call.custom_call_has_side_effect() || call.called_computation_ids_size() > 0 ||
-        !call.has_sharding()) {
+    if (batch_dims == 0 || call.custom_call_has_side_effect() || call.called_computation_ids_size() > 0) {
       return std::nullopt;
     }
     const std::vector<xla::ShapeProto> results = LeavesOf(call.shape());
     const bool tuple = call.shape().element_type() == xla::TUPLE;
-    if (tuple && static_cast<size_t>(call.sharding().tuple_shardings_size()) != results.size()) return std::nullopt;
+    if (tuple && call.has_sharding() && static_cast<size_t>(call.sharding().tuple_shardings_size()) != results.size()) {
+      return std::nullopt;
+    }
     std::vector<int64_t> batch;
     std::optional<BatchTiling> best;
     auto take = [&](const xla::ShapeProto& shape, const xla::OpSharding* sharding, bool needs_batch) {
@@ -269,8 +270,9 @@ class Divider {
       return true;
     };
     for (size_t i = 0; i < results.size(); ++i) {
-      const xla::OpSharding& sharding = tuple ? call.sharding().tuple_shardings(static_cast<int>(i)) : call.sharding();
-      if (!take(results[i], &sharding, true)) return std::nullopt;
+      const xla::OpSharding& sharding =
+          tuple && call.has_sharding() ? call.sharding().tuple_shardings(static_cast<int>(i)) : call.sharding();
+      if (!take(results[i], call.has_sharding() ? &sharding : nullptr, true)) return std::nullopt;
     }
     for (int64_t id : call.operand_ids()) {
       auto operand = by_id_.find(id);
@@ -327,7 +329,10 @@ class Divider {
       return;
     }
     for (xla::ShapeProto& leaf : *part.mutable_shape()->mutable_tuple_shapes()) leaf = PartOf(leaf, tiling);
-    for (xla::OpSharding& leaf : *part.mutable_sharding()->mutable_tuple_shardings()) leaf = Manual();
+    part.mutable_sharding()->Clear();
+    part.mutable_sharding()->set_type(xla::OpSharding::TUPLE);
+    for (int i = 0; i < part.shape().tuple_shapes_size(); ++i)
+      *part.mutable_sharding()->add_tuple_shardings() = Manual();
     *out.Add() = part;
     std::vector<int64_t> wholes;
     for (int i = 0; i < part.shape().tuple_shapes_size(); ++i) {
@@ -347,7 +352,7 @@ class Divider {
     result.set_name(call.name());
     result.set_id(call.id());
     *result.mutable_shape() = call.shape();
-    *result.mutable_sharding() = call.sharding();
+    if (call.has_sharding()) *result.mutable_sharding() = call.sharding();
     return result;
   }
 

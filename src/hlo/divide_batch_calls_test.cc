@@ -244,12 +244,21 @@ TEST_F(DivideBatchCallsTest, CallsWithoutABatchInCommonStay) {
   ExpectUntouched();
 }
 
-TEST_F(DivideBatchCallsTest, CallsThatActOutsideOrHaveNoShardingStay) {
+TEST_F(DivideBatchCallsTest, CallsThatActOutsideStay) {
   call().set_custom_call_has_side_effect(true);
   ExpectUntouched();
-  call().set_custom_call_has_side_effect(false);
+}
+
+// Nothing said how the shardings of such a call's results follow from its operands'.
+TEST_F(DivideBatchCallsTest, ACallWithoutShardingIsDividedAsItsOperandIs) {
   call().clear_sharding();
   ExpectUntouched();
+  *parameter().mutable_sharding() = Tiled({8, 1, 1}, false);
+  ASSERT_EQ(DivideBatchCalls(module_, kPartitions), 1);
+  EXPECT_THAT(at(3).shape().tuple_shapes(0).dimensions(), ElementsAre(1, 6, 4));
+  EXPECT_EQ(at(3).sharding().tuple_shardings_size(), 2);
+  EXPECT_EQ(at(3).sharding().tuple_shardings(1).type(), xla::OpSharding::MANUAL);
+  EXPECT_FALSE(at(8).has_sharding());
 }
 
 TEST_F(DivideBatchCallsTest, ShardingsThatWeDoNotUnderstandStay) {

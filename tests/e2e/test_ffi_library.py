@@ -21,7 +21,7 @@ def library(tmp_path_factory):
 
 
 PRELUDE = """
-    import jax, jax.numpy as jnp, numpy as np
+    import re, jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     jax.config.update("jax_enable_x64", True)
 
@@ -51,6 +51,25 @@ CALLS = PRELUDE + """
     same(jax.jit(rms_norm, out_shardings=rows)(placed), want(x))
     normed_sum = jax.shard_map(lambda v: jax.lax.psum(rms_norm(v).sum(0), "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
     same(jax.jit(normed_sum)(placed), want(x).sum(0))
+
+    # A batch that is divided stays so where the call says that it is one (jax.ffi.ffi_call cannot).
+    from jax._src import core, dispatch
+    from jax.interpreters import mlir
+    batched = core.Primitive("batched_rms_norm")
+    dispatch.simple_impl(batched)
+    batched.def_abstract_eval(lambda x: x)
+
+    def lowering(ctx, x):
+        attributes = {"mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": "1"})}
+        return jax.ffi.ffi_lowering("rms_norm", extra_attributes=attributes)(ctx, x, eps=np.float32(1e-5))
+
+    mlir.register_lowering(batched, lowering)
+    for f, out, expected in ((batched.bind, rows, want(x)), (lambda v: batched.bind(v * 2) + 1, rows, want(x * 2) + 1),
+                             (batched.bind, None, want(x))):
+        program = jax.jit(f, out_shardings=out)
+        same(program(placed), expected)
+        text = program.lower(placed).compile().as_text()
+        assert re.search(r"= f32\\[2,6\\]\\S* custom-call\\(", text) and (out is None or "all-" not in text), text
 
     def attributes(v, fail=False):
         return jax.ffi.ffi_call("my_attributes", jax.ShapeDtypeStruct(v.shape, v.dtype))(
