@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 packages=(build-essential cmake ninja-build ccache mold pkg-config
   libgrpc++-dev libgrpc-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   libuv1-dev libgtest-dev libgmock-dev libbenchmark-dev
-  nlohmann-json3-dev libspdlog-dev libcli11-dev libssl-dev python3-venv libpython3.11)
+  nlohmann-json3-dev libspdlog-dev libcli11-dev libssl-dev libjemalloc-dev python3-venv libpython3.11)
 
 say() { echo "[setup] $*"; }
 fail() { echo "[setup] error: $*" >&2; exit 1; }

@@ -15,7 +15,6 @@
 #include "bin/plugin_flag.h"
 #include "env/clock.h"
 #include "env/loop.h"
-#include "env/memory_trimmer.h"
 #include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "proxy/proxy_process.h"
@@ -62,7 +61,6 @@ class OnLoop {
 int Main(int argc, char** argv) {
   InitLog("landbridge-one");
   TuneProcess();
-  KeepFreedMemory();
   ProxyOptions proxy;
   ResourceManagerServerOptions manager;
   std::string instance_type = "cpu:4", plugin, ffi_library;

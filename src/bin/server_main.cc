@@ -20,7 +20,6 @@
 #include "env/clock.h"
 #include "env/connection.h"
 #include "env/file.h"
-#include "env/memory_trimmer.h"
 #include "env/process_tuning.h"
 #include "pjrt/plugin.h"
 #include "resource_manager/server.h"
@@ -204,7 +203,6 @@ int Main(int argc, char** argv) {
     is_resource_manager |= absl::StrContains(argv[i], "resource_manager") && absl::StrContains(argv[i], "node_type");
   InitLog(is_resource_manager ? "landbridge-rm" : "landbridge-worker");
   TuneProcess();
-  if (!is_resource_manager) KeepFreedMemory();
   ServerFlags values;
   Flags flags("landbridge-server", kUsage);
   Declare(&flags, &values);

@@ -2,16 +2,25 @@
 
 #include <malloc.h>
 
-#include <climits>
+#include <cstddef>
+
+// jemalloc's, where a program is linked to it: the sanitizers bring allocators of their own, tests use glibc's.
+extern "C" int mallctl(const char* name, void* old, size_t* old_size, void* value, size_t value_size)
+    __attribute__((weak));
 
 namespace landbridge {
+namespace {
 
-void KeepFreedMemory() {
-  // One arena, since what one thread frees another allocates.
-  ::mallopt(M_ARENA_MAX, 1);
-  ::mallopt(M_MMAP_THRESHOLD, kKeptBlockBytesMax);
-  ::mallopt(M_TRIM_THRESHOLD, INT_MAX);
+void GiveBack() {
+  if (mallctl == nullptr) {
+    ::malloc_trim(0);
+    return;
+  }
+  mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
+  mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);  // 4096 (MALLCTL_ARENAS_ALL): of every arena
 }
+
+}  // namespace
 
 bool MemoryTrimmer::Tick(uint64_t work_done, TimeNs now) {
   if (work_done != seen_) {
@@ -22,7 +31,7 @@ bool MemoryTrimmer::Tick(uint64_t work_done, TimeNs now) {
   }
   if (trimmed_ || now - since_ < idle_) return false;
   trimmed_ = true;
-  ::malloc_trim(0);
+  GiveBack();
   return true;
 }
 

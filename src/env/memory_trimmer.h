@@ -1,5 +1,6 @@
-// Gives freed memory back to the system once a process has become idle: glibc keeps what large arrays leave behind,
-// and giving it back while work goes on would pay for fresh pages again and again.
+// Gives freed memory back to the system once a process has become idle: the allocator keeps what arrays leave behind, and
+// giving it back while work goes on would pay for fresh pages again and again (half of the time of a small pipeline's
+// step). How much it keeps meanwhile: src/bin/allocator.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +8,6 @@
 #include "base/time.h"
 
 namespace landbridge {
-
-// Blocks up to this size are kept for the next of their size when they are freed; larger ones leave gaps that too little
-// else fits into.
-constexpr int kKeptBlockBytesMax = 64 << 20;
-
-// For processes that make and drop arrays all the time (workers): freed memory stays in the heap until a MemoryTrimmer gives
-// it back. By default glibc returns it at once, and half of the time of a small pipeline's step went into fresh pages.
-// Before other threads exist.
-void KeepFreedMemory();
 
 // Thread-safety: one thread. The trimming itself takes the allocator's locks for some milliseconds.
 class MemoryTrimmer {
