@@ -55,34 +55,21 @@ def connection_timeout():
 def make_client():
     import jax
     from jax.extend.backend import ifrt_proxy
-    from landbridge import callbacks, connecting, patches, shared_folder
+    from landbridge import connecting
 
     target = checked_target(jax.config.read("jax_backend_target"))
     options = ifrt_proxy.ClientConnectionOptions()
     seconds = connection_timeout()
     if seconds is not None:
         options.connection_timeout_in_seconds = seconds
-    folder = shared_folder.take()
-    # Tells the server which extras this client understands. (No on_disconnect callback: one that is still set
-    # when the interpreter exits aborts the process.)
-    from landbridge import scheduling
-    options.initialization_data = {"landbridge_package": __version__.encode(), **scheduling.session_wishes()}
-    server = callbacks.make_server(target) if patches.is_installed("callbacks") else None
-    if server is not None:
-        options.initialization_data = {**options.initialization_data, callbacks.TOKEN_KEY: server.token}
-    if folder is not None:
-        options.initialization_data = {**options.initialization_data, shared_folder.KEY: folder.encode()}
     try:
         with connecting.said_aloud(target, seconds or DEFAULT_TIMEOUT_S):
-            client = ifrt_proxy.get_client(target, options)
+            return ifrt_proxy.get_client(target, options)
     except Exception as error:
-        shared_folder.give_back(folder)
         hint = connecting.hint(str(error))
         raise RuntimeError(
             f"cannot reach a Landbridge proxy at {target}: {error}.{' ' + hint if hint else ''} `landbridge status` shows "
             "local clusters and the logs of their servers; the log of the proxy says what it waits for.") from error
-    callbacks.use(server)
-    return client
 
 
 def add_local_cpu():
@@ -99,9 +86,10 @@ def initialize():
         return
     # The stock client speaks TLS-like credentials of one cloud only unless told otherwise.
     os.environ.setdefault(CREDENTIALS, "true")
-    from landbridge import host_memory, patches
+    from landbridge import announcing, host_memory, patches
     host_memory.tune_malloc()
     patches.install_all()
+    announcing.install()
     if patches.is_installed("callbacks") or patches.is_installed("program_text"):
         add_local_cpu()
     from jax._src import xla_bridge

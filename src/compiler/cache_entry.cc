@@ -13,7 +13,8 @@ constexpr uint64_t kEntryMagic = 0x3143'4843'4443'424c;  // "LBCDCHC1"
 
 absl::Status RefuseEntry(absl::string_view why) { return absl::InvalidArgumentError(why); }
 
-// What of `have` is not as in `want`, for people; empty: nothing.
+}  // namespace
+
 std::string Difference(const CompileKey& have, const CompileKey& want) {
   if (have.plugin_sha256() != want.plugin_sha256()) return "another build of the plugin";
   if (have.compiler_sha256() != want.compiler_sha256()) return "another build of landbridge-compiler";
@@ -25,8 +26,6 @@ std::string Difference(const CompileKey& have, const CompileKey& want) {
   if (SerializeDeterministic(have) != SerializeDeterministic(want)) return "other compile options";
   return "";
 }
-
-}  // namespace
 
 std::string HashOf(const CompileKey& key) { return Sha256Raw(SerializeDeterministic(key)); }
 

@@ -17,6 +17,8 @@ constexpr uint32_t kCacheEntryFormatVersion = 1;
 
 // 32 bytes.
 std::string HashOf(const CompileKey& key);
+// What of `have` is not as in `want`, for people; empty: nothing.
+std::string Difference(const CompileKey& have, const CompileKey& want);
 
 std::string SealCacheEntry(const CompileKey& key, const CompiledProgram& program);
 

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "compiler/cache_entry.h"
 #include "compiler/child_process.h"
+#include "compiler/client_program.h"
 #include "compiler/disk_cache_thread.h"
 #include "compiler/envelope.h"
 #include "compiler/options.h"
@@ -63,7 +64,10 @@ class CompileService::Impl {
       [[maybe_unused]] ssize_t n = ::write(stop_fd_, &one, sizeof(one));
     }
     wakes_.notify_all();
+    seal_wakes_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    if (seal_thread_.joinable()) seal_thread_.join();
+    for (auto& task : seal_tasks_) task(Closed());
     disk_.reset();  // ends lookups, and writes what waits
     // The threads are gone: what is left was never started.
     for (auto& job : queue_) Finish(*job, Closed());
@@ -85,9 +89,11 @@ class CompileService::Impl {
     if (!options_.disk_cache_folder.empty()) {
       disk_ = std::make_unique<DiskCacheThread>(options_.disk_cache_folder, options_.disk_cache_bytes_max);
     }
+    seal_ = std::make_unique<ClientProgramSeal>(SealSecret(), Environment());
     stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd_ < 0) return absl::FailedPreconditionError("no event descriptor for the compile service");
     for (int i = 0; i < options_.child_count; ++i) threads_.emplace_back([this, i] { Run(i); });
+    seal_thread_ = std::thread([this] { RunSealTasks(); });
     return absl::OkStatus();
   }
 
@@ -122,6 +128,22 @@ class CompileService::Impl {
     job->key = absl::StrCat("optimised program ", Sha256Raw(envelope));
     Submit(std::move(job), std::move(callback));
   }
+
+  void SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope, std::vector<int32_t> device_ids,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
+    AddSealTask([this, info = std::move(info), envelope = std::move(envelope), device_ids = std::move(device_ids),
+                 callback = std::move(callback)](const absl::Status& status) mutable {
+      callback(status.ok() ? seal_->Seal(info, *envelope, device_ids) : status);
+    });
+  }
+
+  void OpenFromClient(std::string sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback) {
+    AddSealTask([this, sealed = std::move(sealed), callback = std::move(callback)](const absl::Status& status) mutable {
+      callback(status.ok() ? seal_->Open(sealed) : status);
+    });
+  }
+
+  const std::string& seal_name() const { return seal_->name(); }
 
   CompileServiceStats Stats() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -177,11 +199,17 @@ class CompileService::Impl {
   static absl::Status Closed() { return absl::FailedPreconditionError("the compile service has been shut down"); }
 
   CompileKey Inputs(const CompileCall& call) const {
-    CompileKey key;
+    CompileKey key = Environment();
     key.set_program_sha256(Sha256Raw(call.program()));
     key.set_compile_options(call.compile_options());
     key.set_split(call.split());
     key.set_test_fault(call.test_fault());
+    return key;
+  }
+
+  // What programs depend on besides their text and options.
+  CompileKey Environment() const {
+    CompileKey key;
     key.set_plugin_sha256(plugin_sha256_);
     key.set_compiler_sha256(compiler_sha256_);
     const HostIdentity host = HostIdentity::Current(plugin_sha256_, "cpu");
@@ -192,6 +220,38 @@ class CompileService::Impl {
     key.set_xla_flags(flags == nullptr ? "" : flags);
     key.set_envelope_format_version(kEnvelopeFormatVersion);
     return key;
+  }
+
+  // Of all who use the cache on disk; without one, of this process.
+  std::string SealSecret() const {
+    if (options_.disk_cache_folder.empty()) return RandomSealSecret();
+    absl::StatusOr<std::string> shared = SharedSealSecret(options_.disk_cache_folder);
+    if (shared.ok()) return *std::move(shared);
+    LogWarning("compiled programs that clients keep can be loaded until this process ends only: ",
+               shared.status().message());
+    return RandomSealSecret();
+  }
+
+  using SealTask = absl::AnyInvocable<void(const absl::Status&)>;
+
+  void AddSealTask(SealTask task) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    seal_tasks_.push_back(std::move(task));
+    seal_wakes_.notify_one();
+  }
+
+  void RunSealTasks() {
+    for (;;) {
+      SealTask task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        seal_wakes_.wait(lock, [this] { return stopping_ || !seal_tasks_.empty(); });
+        if (stopping_) return;
+        task = std::move(seal_tasks_.front());
+        seal_tasks_.pop_front();
+      }
+      task(absl::OkStatus());
+    }
   }
 
   // With mutex_ held: looks on disk, or has it compiled.
@@ -356,6 +416,8 @@ class CompileService::Impl {
   int stop_fd_ = -1;
   std::unique_ptr<DiskCacheThread> disk_;  // null: in memory only
   std::vector<std::thread> threads_;
+  std::unique_ptr<ClientProgramSeal> seal_;
+  std::thread seal_thread_;  // hashes megabytes
 
   mutable std::mutex mutex_;
   std::condition_variable wakes_;
@@ -366,6 +428,8 @@ class CompileService::Impl {
   absl::flat_hash_map<std::string, Job*> jobs_;  // looked up, queued and running
   ProgramCache cache_;
   CompileServiceStats stats_;
+  std::condition_variable seal_wakes_;
+  std::deque<SealTask> seal_tasks_;  // at most one for each request of a session that has no answer
 };
 
 CompileService::CompileService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -388,6 +452,19 @@ void CompileService::FetchOptimisedProgram(const std::string& envelope,
     callback((*result)->optimised_program);
   });
 }
+
+void CompileService::SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope,
+                                   std::vector<int32_t> device_ids,
+                                   absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
+  impl_->SealForClient(std::move(info), std::move(envelope), std::move(device_ids), std::move(callback));
+}
+
+void CompileService::OpenFromClient(std::string sealed,
+                                    absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback) {
+  impl_->OpenFromClient(std::move(sealed), std::move(callback));
+}
+
+const std::string& CompileService::seal_name() const { return impl_->seal_name(); }
 
 CompileServiceStats CompileService::Stats() const { return impl_->Stats(); }
 const std::string& CompileService::plugin_sha256() const { return impl_->plugin_sha256(); }

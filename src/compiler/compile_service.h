@@ -35,6 +35,12 @@ struct CompiledProgram {
 // Shared by the cache and by all that hold it; immutable.
 using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
 
+// What a client gave back (compiler/client_program.h).
+struct ReturnedProgram {
+  std::shared_ptr<const CompiledProgram> program;
+  std::vector<int32_t> device_ids;  // where it was loaded when it was sealed
+};
+
 struct CompileServiceOptions {
   std::string compiler_binary;  // empty: landbridge-compiler beside this process's own executable
   std::string plugin_path;
@@ -98,6 +104,14 @@ class CompileService {
   // processes, what each device runs. It is not kept: a child reads it out of the envelope. Callback and errors as above.
   void FetchOptimisedProgram(const std::string& envelope,
                              absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
+
+  // For clients that keep a compiled program and give it back, to be loaded without compiling: ClientProgramSeal::Seal and
+  // Open, on a thread of their own. Callbacks as above, never in the call.
+  void SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope, std::vector<int32_t> device_ids,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
+  void OpenFromClient(std::string sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback);
+  // ClientProgramSeal::name: clients' caches must not mix what has different ones.
+  const std::string& seal_name() const;
 
   CompileServiceStats Stats() const;
   const std::string& plugin_sha256() const;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "compiler/compile_service.h"
 #include "compiler/compiler_limits.h"
+#include "env/fd.h"
 #include "proto/landbridge/compile_cache.pb.h"
 
 namespace landbridge {
@@ -23,7 +24,6 @@ class DiskCache {
   // Makes the folder (mode 0700, with its parents) if it is missing. FAILED_PRECONDITION saying why it is not used: no
   // folder, not ours, or others may write to it.
   static absl::StatusOr<std::unique_ptr<DiskCache>> Open(std::string folder, uint64_t bytes_max);
-  ~DiskCache();
   DiskCache(const DiskCache&) = delete;
   DiskCache& operator=(const DiskCache&) = delete;
 
@@ -40,20 +40,19 @@ class DiskCache {
   uint64_t evictions() const { return evictions_; }
 
  private:
-  DiskCache(std::string folder, int fd, uint64_t bytes_max)
-      : folder_(std::move(folder)), fd_(fd), bytes_max_(bytes_max) {}
+  DiskCache(std::string folder, Fd fd, uint64_t bytes_max)
+      : folder_(std::move(folder)), fd_(std::move(fd)), bytes_max_(bytes_max) {}
   absl::Status Write(const std::string& name, const std::string& bytes);
   // Counts what is there, and deletes what is too much, and what writers that have died left behind.
   void CountAndEvict();
 
   const std::string folder_;
-  const int fd_;  // everything is done below it, so that nobody can slip in another folder
+  const Fd fd_;  // everything is done below it, so that nobody can slip in another folder
   const uint64_t bytes_max_;
   uint64_t bytes_ = 0;
   uint64_t entries_ = 0;
   uint64_t evictions_ = 0;
   uint64_t written_since_count_ = 0;
-  uint64_t next_temporary_ = 0;
 };
 
 }  // namespace landbridge

@@ -14,8 +14,8 @@ class Fd {
   ~Fd() {
     if (fd_ >= 0) ::close(fd_);
   }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
+  Fd(Fd&& other) noexcept : fd_(other.Release()) {}
+  Fd& operator=(Fd&&) = delete;
   int get() const { return fd_; }
   int Release() { return std::exchange(fd_, -1); }  // the caller closes it
 

@@ -218,7 +218,10 @@ void ProxyProcess::OnFleet(const Fleet& fleet) {
       options_.virtual_slices.empty() ? fleet.slice_count : static_cast<int>(options_.virtual_slices.size());
   std::vector<VirtualDevice> devices;
   DeviceCatalog catalog;
-  catalog.platform_version = absl::StrCat("landbridge ", BuildVersion());
+  // JAX's own cache in the client keeps apart what has different ones: programs that it got from servers that take other ones,
+  // or for other groups of devices.
+  catalog.platform_version = absl::StrCat("landbridge ", BuildVersion(), " (programs ", compiler_->seal_name(), " on ",
+                                          slices, "x", fleet.workers_per_slice, "x", fleet.devices_per_worker, ")");
   for (int s = 0; s < slices; ++s) {
     for (int w = 0; w < fleet.workers_per_slice; ++w) {
       for (int d = 0; d < fleet.devices_per_worker; ++d) {

@@ -420,6 +420,66 @@ def ahead_of_time():
     equal(compiled(jnp.ones((8, 8)), jnp.ones((8, 8))), np.full((8, 8), 8))
 
 
+@needs_patch("memory_stats")
+def memory_of_a_device():
+    jax, jnp, *_ = modules()
+    before = jax.devices()[0].memory_stats()["bytes_in_use"]
+    x = jax.device_put(np.zeros(1 << 20, np.uint8), jax.devices()[0]).block_until_ready()
+    assert jax.devices()[0].memory_stats()["bytes_in_use"] - before == 1 << 20
+    del x
+
+
+@needs_patch("program_text")
+def text_and_costs_of_a_program():
+    jax, jnp, *_ = modules()
+    compiled = jax.jit(lambda a, b: a @ b).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
+    assert compiled.as_text().startswith("HloModule jit_")
+    assert compiled.cost_analysis()["flops"] == 2 * 8 ** 3
+
+
+@needs_patch("serialization")
+def programs_that_are_kept():
+    jax, jnp, *_ = modules()
+    from jax.experimental import serialize_executable
+    mesh = mesh_of(4)
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    x = jax.device_put(rand(8, 8), NamedSharding(mesh, P("d")))
+    compiled = jax.jit(lambda v: v * 2).lower(x).compile()
+    again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+    equal(again(x), rand(8, 8) * 2)
+    assert again.runtime_executable().fingerprint == compiled.runtime_executable().fingerprint
+
+
+@needs_patch("callbacks")
+def callbacks_of_every_kind():
+    jax, jnp, *_ = modules()
+    from jax.experimental import io_callback
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    seen = []
+    x = jax.device_put(rand(8, 8), NamedSharding(mesh_of(4), P("d")))
+
+    @jax.jit
+    def f(v):
+        jax.debug.callback(lambda a: seen.append(float(a)), v[0, 0])
+        io_callback(lambda a: seen.append(float(a)), None, v[0, 1], ordered=False)
+        return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(v.shape, v.dtype), v)
+
+    equal(f(x), rand(8, 8) * 2)
+    jax.effects_barrier()
+    assert sorted(seen) == sorted([float(rand(8, 8)[0, 0]), float(rand(8, 8)[0, 1])])
+
+    @jax.jit
+    def ordered(v):
+        for i in range(3):
+            io_callback(lambda a: seen.append(int(a)), None, v + i, ordered=True)
+        return v
+
+    seen.clear()
+    ordered(jax.device_put(np.int32(1), jax.devices()[1]))
+    jax.effects_barrier()
+    assert seen == [1, 2, 3]
+
+
 @program
 def users_errors():
     jax, jnp, *_ = modules()

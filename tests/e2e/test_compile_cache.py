@@ -76,7 +76,7 @@ def test_the_next_cluster_finds_what_the_last_one_compiled(tmp_path):
     compiled, disk, log = compile_counts(folder)
     assert compiled >= 2 and (disk["hits"], disk["misses"]) == (0, compiled)
     assert f"compile cache on disk: {folder}, 0 programs" in log
-    files = sorted(folder.iterdir())        # what was being written when the cluster ended is there too
+    files = sorted(folder.glob("*.program"))  # what was being written when the cluster ended is there too
     assert len(files) == compiled
     assert folder.stat().st_mode & 0o777 == 0o700 and all(f.stat().st_mode & 0o777 == 0o600 for f in files)
 

@@ -9,7 +9,7 @@ import importlib
 import os
 import warnings
 
-MODULES = ("strides", "device_put", "locations", "memory_stats", "program_text",
+MODULES = ("strides", "device_put", "locations", "memory_stats", "program_text", "serialization",
            "callbacks")
 
 # The releases of jaxlib that patches of its internals were tried with.

@@ -98,6 +98,13 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
       door->FetchOptimisedProgram(core.session(), token, std::move(image));
     }
+    void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
+                     std::vector<DeviceId> devices) override {
+      door->SealProgram(core.session(), token, *image, devices);
+    }
+    void OpenProgram(uint64_t token, std::string sealed) override {
+      door->OpenProgram(core.session(), token, std::move(sealed));
+    }
     absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) override {
       return Converted(door->buffers_->Claim(core.session(), handle, expected_bytes));
     }
@@ -150,8 +157,13 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void CloseOnLoop(SessionId session);
   void Turn(SessionId session);
   void StartCompile(SessionId session, uint64_t token, std::string program, std::string options, bool split);
-  void OnCompiled(SessionId session, uint64_t token, CompileResult result);
+  void OnCompiled(SessionId session, uint64_t token, CompileResult result, std::vector<DeviceId> devices = {});
+  // To the session, if it is still there, on the loop.
+  template <typename F>
+  void TellSession(SessionId session, F tell);
   void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image);
+  void SealProgram(SessionId session, uint64_t token, const ProgramImage& image, const std::vector<DeviceId>& devices);
+  void OpenProgram(SessionId session, uint64_t token, std::string sealed);
   void Answer(Session& session);
   void AnswerLater();
   template <typename F>
@@ -237,6 +249,7 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHel
   core.hints = hello.hints;
   core.log_place = options_.log_place;
   core.has_package = hello.has_package;
+  core.serializes = hello.serializes;
   auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
     if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
   });
@@ -465,9 +478,7 @@ void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::s
     auto self = weak.lock();
     if (self == nullptr) return;
     pipe->RemoveKept(bytes);
-    self->PostSelf([session, token, result = std::move(result)](Impl& door) mutable {
-      door.OnCompiled(session, token, std::move(result));
-    });
+    self->OnCompiled(session, token, std::move(result));
   };
   if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
   CompileRequest request;
@@ -477,9 +488,20 @@ void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::s
   compiler_->Compile(std::move(request), std::move(done));
 }
 
-void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult result) {
-  Session* session = Find(id);
-  if (session == nullptr) return;
+template <typename F>
+void IfrtFrontDoor::Impl::TellSession(SessionId id, F tell) {
+  PostSelf([id, tell = std::move(tell)](Impl& door) mutable {
+    Session* session = door.Find(id);
+    if (session == nullptr) return;
+    ++door.depth_;
+    tell(session->core);
+    --door.depth_;
+    door.Drain();
+  });
+}
+
+void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult result,
+                                     std::vector<DeviceId> devices) {
   absl::StatusOr<SessionCore::Compiled> compiled = SessionCore::Compiled{};
   if (!result.ok()) {
     compiled = result.status();
@@ -488,12 +510,11 @@ void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult
     image->envelope = std::shared_ptr<const std::string>(*result, &(*result)->envelope);
     image->sha256 = (*result)->envelope_sha256;
     image->info = (*result)->info;
-    compiled = SessionCore::Compiled{std::move(image)};
+    compiled = SessionCore::Compiled{std::move(image), std::move(devices)};
   }
-  ++depth_;
-  session->core.OnCompiled(token, std::move(compiled));
-  --depth_;
-  Drain();
+  TellSession(id, [token, compiled = std::move(compiled)](SessionCore& core) mutable {
+    core.OnCompiled(token, std::move(compiled));
+  });
 }
 
 void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token,
@@ -501,17 +522,45 @@ void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token,
   auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> program) {
     auto self = weak.lock();
     if (self == nullptr) return;
-    self->PostSelf([id, token, program = std::move(program)](Impl& door) mutable {
-      Session* session = door.Find(id);
-      if (session == nullptr) return;
-      ++door.depth_;
-      session->core.OnOptimisedProgram(token, std::move(program));
-      --door.depth_;
-      door.Drain();
+    self->TellSession(id, [token, program = std::move(program)](SessionCore& core) mutable {
+      core.OnOptimisedProgram(token, std::move(program));
     });
   };
   if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
   compiler_->FetchOptimisedProgram(*image->envelope, std::move(done));
+}
+
+void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const ProgramImage& image,
+                                      const std::vector<DeviceId>& devices) {
+  auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> sealed) {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    self->TellSession(id, [token, sealed = std::move(sealed)](SessionCore& core) mutable {
+      core.OnSealed(token, std::move(sealed));
+    });
+  };
+  if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
+  std::vector<int32_t> ids;
+  for (DeviceId device : devices) ids.push_back(device.value());
+  compiler_->SealForClient(image.info, image.envelope, std::move(ids), std::move(done));
+}
+
+void IfrtFrontDoor::Impl::OpenProgram(SessionId id, uint64_t token, std::string sealed) {
+  std::shared_ptr<SessionPipe> pipe = Find(id)->pipe;
+  const size_t bytes = sealed.size();
+  pipe->AddKept(bytes);
+  auto done = [weak = weak_from_this(), id, token, bytes,
+               pipe = std::move(pipe)](absl::StatusOr<ReturnedProgram> returned) {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    pipe->RemoveKept(bytes);
+    if (!returned.ok()) return self->OnCompiled(id, token, returned.status());
+    std::vector<DeviceId> devices;
+    for (int32_t device : returned->device_ids) devices.push_back(DeviceId(device));
+    self->OnCompiled(id, token, std::move(returned->program), std::move(devices));
+  };
+  if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
+  compiler_->OpenFromClient(std::move(sealed), std::move(done));
 }
 
 std::string IfrtFrontDoor::Impl::StatusJson() const {

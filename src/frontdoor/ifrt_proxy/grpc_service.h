@@ -30,6 +30,7 @@ struct ClientHello {
   std::string shared_folder = {};  // see SharedDirectory
   SessionHints hints = {};
   bool has_package = false;           // the landbridge package is there
+  bool serializes = false;            // and asks for programs to keep
   std::string host_calls_token = {};  // under which it will serve calls of its functions; empty: it will not
 };
 

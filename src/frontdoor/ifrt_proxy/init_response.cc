@@ -26,7 +26,8 @@ uint64_t PlatformId(absl::string_view name) {  // any stable number will do
 
 }  // namespace
 
-xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, uint64_t session_wire_id) {
+xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, uint64_t session_wire_id,
+                                                bool serializes) {
   xla::ifrt::proxy::InitResponse response;
   response.set_session_id(session_wire_id);
   response.set_platform_name(catalog.platform_name);
@@ -37,7 +38,7 @@ xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, ui
 
   auto* client = response.mutable_client_attributes();
   client->set_version_number(0);
-  wire::SetAttribute(client, "supports_executable_serialization", false);
+  wire::SetAttribute(client, "supports_executable_serialization", serializes);
   wire::SetAttribute(client, "serialize_with_sdy", true);
   wire::SetAttribute(client, "stablehlo_current_version", absl::MakeConstSpan(catalog.stablehlo_version));
   if (catalog.pjrt_api_minor != 0 || catalog.pjrt_api_major != 0) {

@@ -11,6 +11,7 @@
 namespace landbridge {
 
 // Memory ids are dense from 0, apart from device ids; the kind a device lists first is its default.
-xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, uint64_t session_wire_id);
+xla::ifrt::proxy::InitResponse MakeInitResponse(const DeviceCatalog& catalog, uint64_t session_wire_id,
+                                                bool serializes = false);
 
 }  // namespace landbridge

@@ -1,11 +1,13 @@
 #include "frontdoor/ifrt_proxy/plugin_program.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/limits.h"
+#include "base/status.h"
 #include "nlohmann/json.hpp"
 
 namespace landbridge {
@@ -15,6 +17,29 @@ using nlohmann::json;
 
 absl::Status Bad(absl::string_view why) { return absl::InvalidArgumentError(absl::StrCat("Bad PluginProgram: ", why)); }
 
+// Deep nesting would exhaust the stack of a recursive reader.
+bool NestsDeeply(absl::string_view text) {
+  int depth = 0;
+  for (char c : text) {
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > 64) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::vector<DeviceId>> ParseDeviceIds(const json& ids) {
+  if (!ids.is_array() || ids.size() > limits::kDevicesMax) return Bad("device_ids are a list");
+  std::vector<DeviceId> list;
+  for (const json& id : ids) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
+      return Bad("device ids are non-negative integers");
+    }
+    list.push_back(DeviceId(static_cast<int32_t>(id.get<int64_t>())));
+  }
+  return list;
+}
+
 absl::StatusOr<Sharding::Ptr> ParseOne(const json& value) {
   if (!value.is_object()) return Bad("a sharding is not an object");
   auto devices = value.find("devices");
@@ -23,16 +48,8 @@ absl::StatusOr<Sharding::Ptr> ParseOne(const json& value) {
     return Bad("a sharding needs devices and xla_hlo_sharding");
   }
   auto ids = devices->find("device_ids");
-  if (ids == devices->end() || !ids->is_array() || ids->size() > limits::kDevicesMax) {
-    return Bad("devices need a list device_ids");
-  }
-  std::vector<DeviceId> list;
-  for (const json& id : *ids) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
-      return Bad("device ids are non-negative integers");
-    }
-    list.push_back(DeviceId(static_cast<int32_t>(id.get<int64_t>())));
-  }
+  if (ids == devices->end()) return Bad("devices need a list device_ids");
+  LB_ASSIGN_OR_RETURN(std::vector<DeviceId> list, ParseDeviceIds(*ids));
   std::string bytes;
   xla::OpSharding sharding;
   if (!absl::Base64Unescape(op->get<std::string>(), &bytes) || !sharding.ParseFromString(bytes)) {
@@ -66,7 +83,7 @@ absl::StatusOr<std::vector<Sharding::Ptr>> ParseList(const json& request, const 
 
 absl::StatusOr<Question> ParseQuestion(const json& value) {
   if (value.is_object() && value.size() == 1) {
-    if (value.contains("hostCallsOver")) return Question{};
+    if (value.contains("hostCallsOver")) return HostCallsOverQuestion{};
     auto memory = value.find("memoryStats");
     if (memory != value.end() && memory->is_object()) {
       auto device = memory->find("device_id");
@@ -74,31 +91,50 @@ absl::StatusOr<Question> ParseQuestion(const json& value) {
           device->get<int64_t>() > INT32_MAX) {
         return Bad("memoryStats needs a device_id");
       }
-      return Question{DeviceId(static_cast<int32_t>(device->get<int64_t>()))};
+      return MemoryQuestion{DeviceId(static_cast<int32_t>(device->get<int64_t>()))};
+    }
+    auto serialize = value.find("serialize");
+    if (serialize != value.end() && serialize->is_object()) {
+      auto fingerprint = serialize->find("fingerprint");
+      if (fingerprint == serialize->end() || !fingerprint->is_string()) return Bad("serialize needs a fingerprint");
+      return SerializeQuestion{absl::HexStringToBytes(fingerprint->get<std::string>())};
     }
   }
-  return Bad("landbridgeQuestion is either memoryStats or hostCallsOver");
+  return Bad("landbridgeQuestion is one of memoryStats, hostCallsOver, serialize");
 }
 
-// Deep nesting would exhaust the stack of a recursive reader.
-bool NestsDeeply(absl::string_view text) {
-  int depth = 0;
-  for (char c : text) {
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > 64) return true;
+absl::StatusOr<ReturnedExecutable> ParseReturned(absl::string_view data) {
+  const size_t end = std::min(data.find('\n'), data.size());
+  const absl::string_view line = data.substr(0, end);
+  if (end == data.size() || NestsDeeply(line)) return Bad("landbridgeExecutable has no line of its own");
+  const json head = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (!head.is_object()) return Bad("what follows landbridgeExecutable is not a JSON object");
+  ReturnedExecutable returned;
+  if (auto options = head.find("options"); options != head.end()) {
+    returned.options.emplace();
+    if (!options->is_string() || !absl::Base64Unescape(options->get<std::string>(), &*returned.options)) {
+      return Bad("options are not in base64");
+    }
   }
-  return false;
+  auto ids = head.find("device_ids");
+  if (ids == head.end()) return Bad("landbridgeExecutable needs a list device_ids");
+  LB_ASSIGN_OR_RETURN(returned.devices, ParseDeviceIds(*ids));
+  returned.bytes = std::string(data.substr(end + 1));
+  return returned;
 }
 
 }  // namespace
 
 absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data) {
   if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
+  if (absl::ConsumePrefix(&data, "landbridgeExecutable ")) return ParseReturned(data);
   if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
   const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) return Bad("it is not a JSON object");
-  if (auto question = document.find("landbridgeQuestion"); question != document.end()) return ParseQuestion(*question);
+  if (auto value = document.find("landbridgeQuestion"); value != document.end()) {
+    LB_ASSIGN_OR_RETURN(Question question, ParseQuestion(*value));
+    return question;
+  }
   auto reshard = document.find("reshardRequest");
   if (reshard == document.end()) {
     const std::string key = document.empty() ? "" : document.begin().key();

@@ -24,13 +24,29 @@ struct ReshardProgram {
 
 // {"landbridgeQuestion":{"memoryStats":{"device_id":3}}}: the answer is {"bytes_in_use":..., ...}, as it is when what the
 // session sent before is done or under way.
+struct MemoryQuestion {
+  DeviceId device;
+};
 // {"landbridgeQuestion":{"hostCallsOver":{}}}: the answer, {}, comes when every launch sent before that calls its client has
 // ended.
-struct Question {
-  std::optional<DeviceId> memory_of;  // none: hostCallsOver
+struct HostCallsOverQuestion {};
+// {"landbridgeQuestion":{"serialize":{"fingerprint":"HEX"}}}: the answer is the program of the session that has this
+// fingerprint, in the form in which clients keep it (compiler/client_program.h), as {"program":"BASE64"}.
+struct SerializeQuestion {
+  std::string fingerprint;  // bytes
+};
+using Question = std::variant<MemoryQuestion, HostCallsOverQuestion, SerializeQuestion>;
+
+// landbridgeExecutable {"options":"BASE64","device_ids":[...]}, a line feed, and the bytes of such a program: they become an
+// executable. `options` is a serialized xla.CompileOptionsProto, which may be left out; the program then goes to the devices
+// where it was, or to `device_ids`.
+struct ReturnedExecutable {
+  std::optional<std::string> options;
+  std::vector<DeviceId> devices;
+  std::string bytes;
 };
 
-using PluginProgram = std::variant<ReshardProgram, Question>;
+using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable>;
 
 // `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
 // "Bad PluginProgram": clients look for it.

@@ -43,6 +43,8 @@ class World final : public QuietSink, public SessionHost {
   RequestId NewRequestId() override { return RequestId(next_request++); }
   void Compile(uint64_t token_in, std::string, std::string, bool) override { token = token_in; }
   void FetchOptimisedProgram(uint64_t, std::shared_ptr<const ProgramImage>) override {}
+  void SealProgram(uint64_t, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {}
+  void OpenProgram(uint64_t, std::string) override {}
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t, int64_t bytes) override {
     return ClaimedUpload{++key, std::make_shared<const std::string>(static_cast<size_t>(bytes), 'x')};
   }

@@ -202,7 +202,7 @@ void SessionCore::Dispatch(Op op, const Request& request, TimeNs now) {
 
 void SessionCore::AnswerInit(const Op& op) {
   auto response = NewResponse(op);
-  *response->mutable_init_response() = MakeInitResponse(*catalog_, options_.wire_id);
+  *response->mutable_init_response() = MakeInitResponse(*catalog_, options_.wire_id, options_.serializes);
   Succeed(op, std::move(response));
 }
 

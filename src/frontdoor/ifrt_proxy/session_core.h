@@ -43,6 +43,11 @@ class SessionHost {
   virtual void Compile(uint64_t token, std::string program, std::string options, bool split) = 0;
   // The program's optimised HLO (a serialized xla.HloModuleProto): SessionCore::OnOptimisedProgram(token, ...).
   virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) = 0;
+  // The form in which clients keep it: SessionCore::OnSealed(token, ...).
+  virtual void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
+                           std::vector<DeviceId> devices) = 0;
+  // What SealProgram gave: SessionCore::OnCompiled(token, ...).
+  virtual void OpenProgram(uint64_t token, std::string sealed) = 0;
 
   struct ClaimedUpload {
     uint64_t key = 0;
@@ -75,6 +80,7 @@ class SessionCore {
     size_t unanswered_max = kSessionUnansweredMax;
     int request_bytes_max = limits::kClientMessageBytesMax;
     bool has_package = false;  // the client can read what only the landbridge package can
+    bool serializes = false;   // and asks for compiled programs by SerializeQuestion
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.
@@ -93,10 +99,12 @@ class SessionCore {
   void OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result);
   struct Compiled {
     std::shared_ptr<const ProgramImage> image;
+    std::vector<DeviceId> devices = {};  // of one that was opened: where it was when it was sealed
   };
   void OnCompiled(uint64_t token, absl::StatusOr<Compiled> result);
   void OnStringBytes(uint64_t key, absl::StatusOr<std::string> bytes);
   void OnOptimisedProgram(uint64_t token, absl::StatusOr<std::string> program);
+  void OnSealed(uint64_t token, absl::StatusOr<std::string> sealed);
 
   struct Counts {
     size_t arrays = 0, executables = 0, futures = 0, pending = 0, contexts_held = 0, contexts_kept_back = 0;
@@ -149,6 +157,7 @@ class SessionCore {
     std::unique_ptr<ReshardProgram> reshard;
     std::optional<std::string> answer;  // of a question
     std::string name;
+    std::string fingerprint;  // of what was compiled, and its devices
     // What the first Execute answers, without handles.
     std::vector<xla::ifrt::proxy::LoadedExecutableExecuteResponse::Output> outputs;
     bool outputs_known = false;
@@ -168,6 +177,8 @@ class SessionCore {
     Op op;
     std::vector<DeviceId> devices;
     ProgramHints hints;
+    bool returned = false;      // by the client that kept it
+    bool devices_known = true;  // else `devices` are those that the client offers
   };
   template <typename T>
   using Entries = absl::StatusOr<std::vector<T>>;
@@ -236,6 +247,8 @@ class SessionCore {
   void Compile(Op op, const Request& request);
   absl::Status CompileXla(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
   absl::Status CompilePlugin(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
+  absl::Status LoadReturned(const Op& op, ReturnedExecutable returned);
+  absl::Status PlaceReturned(const Compiled& compiled, PendingCompile* pending) const;
   void AnswerCompile(const Op& op, std::shared_ptr<Executable> executable);
   void Metadata(Op op, const Request& request);
   void Execute(Op op, const Request& request, TimeNs now);
@@ -275,6 +288,7 @@ class SessionCore {
   };
   void AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer);
   absl::flat_hash_map<RequestId, PendingQuestion> memory_questions_;
+  absl::flat_hash_map<uint64_t, PendingQuestion> programs_sealed_;  // by token
   // Launches under way that may call the client, and who waits for all up to one of them.
   std::set<uint64_t> host_calling_;
   uint64_t last_host_calling_ = 0;

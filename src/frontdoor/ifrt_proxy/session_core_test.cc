@@ -44,6 +44,10 @@ class FakeHost final : public SessionHost {
   void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
     fetches[token] = std::move(image);
   }
+  void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId> devices) override {
+    seals[token] = std::move(devices);
+  }
+  void OpenProgram(uint64_t token, std::string sealed) override { opened[token] = std::move(sealed); }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     ClaimedUpload claimed;
     claimed.key = next_key++;
@@ -79,6 +83,8 @@ class FakeHost final : public SessionHost {
   std::vector<uint64_t> order;
   std::map<uint64_t, std::pair<std::string, std::string>> compiles;
   std::map<uint64_t, std::shared_ptr<const ProgramImage>> fetches;
+  std::map<uint64_t, std::vector<DeviceId>> seals;
+  std::map<uint64_t, std::string> opened;
   bool last_split = false;
   std::map<uint64_t, std::string> stored, results;
   std::map<uint64_t, uint64_t> keys;  // handle -> key, for uploads that come later
@@ -370,6 +376,83 @@ TEST_F(SessionCoreTest, TellsTheOptimisedProgram) {
   core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("a module"));
   EXPECT_EQ(host_.responses[op].loaded_executable_human_readable_program_text_response().human_readable_program_text(),
             absl::Base64Escape("a module"));
+}
+
+std::string SealedQuestion(const IfrtResponse& compiled) {
+  return absl::StrCat(R"({"serialize":{"fingerprint":")",
+                      absl::BytesToHexString(compiled.compile_response().fingerprint_value()), R"("}})");
+}
+
+IfrtRequest ReturnedRequest(const std::string& head, const std::string& bytes) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_type_name("xla::ifrt::PluginProgram");
+  request.mutable_compile_request()->mutable_program()->set_data(
+      absl::StrCat("__serialized_plugin_program landbridgeExecutable ", head, "\n", bytes));
+  return request;
+}
+
+TEST_F(SessionCoreTest, GivesProgramsToClientsThatKeepThem) {
+  const uint64_t op = Send(CompileRequestFor({2}));
+  core_->OnCompiled(host_.compiles.rbegin()->first, SessionCore::Compiled{Image("f", 1, 4, 1, false)});
+  const IfrtResponse compiled = host_.responses[op];
+  EXPECT_EQ(compiled.compile_response().fingerprint_value().size(), 32u);
+  const uint64_t asked = Send(QuestionRequest(SealedQuestion(compiled)));
+  ASSERT_EQ(host_.seals.size(), 1u);
+  EXPECT_THAT(host_.seals.begin()->second, ElementsAre(DeviceId(2)));
+  EXPECT_FALSE(Answered(asked));
+  core_->OnSealed(host_.seals.begin()->first, std::string("sealed"));
+  EXPECT_EQ(Call(TextRequest(host_.responses[asked].compile_response().loaded_executable_handle()))
+                .loaded_executable_human_readable_program_text_response()
+                .human_readable_program_text(),
+            absl::StrCat("{\"program\":\"", absl::Base64Escape("sealed"), "\"}"));
+  // One that cannot be kept, and one that is not there.
+  const uint64_t again = Send(QuestionRequest(SealedQuestion(compiled)));
+  core_->OnSealed(host_.seals.rbegin()->first, absl::UnimplementedError("it calls functions"));
+  EXPECT_EQ(StatusOf(host_.responses[again]).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(StatusOf(Call(QuestionRequest(R"({"serialize":{"fingerprint":"abcd"}})"))).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionCoreTest, TakesProgramsBack) {
+  auto load = [&](const std::string& head, int devices, std::vector<DeviceId> sealed_on) {
+    const uint64_t op = Send(ReturnedRequest(head, "line\nother line"));
+    EXPECT_EQ(host_.opened.rbegin()->second, "line\nother line");
+    core_->OnCompiled(host_.opened.rbegin()->first,
+                      SessionCore::Compiled{Image("f", devices, 4, 1, false), std::move(sealed_on)});
+    return host_.responses[op];
+  };
+  auto devices = [&](const IfrtResponse& response) {
+    EXPECT_TRUE(StatusOf(response).ok()) << StatusOf(response);
+    const auto& ids = response.compile_response().addressable_device_ids();
+    return std::vector<int>(ids.begin(), ids.end());
+  };
+  // Where it was, if that is among the devices offered or these are not as many; else on those.
+  EXPECT_THAT(devices(load(R"({"device_ids":[0,1,2,3]})", 1, {DeviceId(2)})), ElementsAre(2));
+  EXPECT_THAT(devices(load(R"({"device_ids":[0]})", 1, {DeviceId(2)})), ElementsAre(0));
+  EXPECT_THAT(devices(load(R"({"device_ids":[3,2]})", 2, {DeviceId(2), DeviceId(3)})), ElementsAre(2, 3));
+  EXPECT_THAT(devices(load(R"({"device_ids":[]})", 1, {DeviceId(1)})), ElementsAre(1));
+  // As compile options say.
+  xla::CompileOptionsProto options;
+  auto* build = options.mutable_executable_build_options();
+  build->set_num_replicas(1);
+  build->set_num_partitions(1);
+  build->mutable_device_assignment()->add_computation_devices()->add_replica_device_ids(3);
+  const std::string head =
+      absl::StrCat(R"({"device_ids":[0],"options":")", absl::Base64Escape(options.SerializeAsString()), R"("})");
+  const IfrtResponse loaded = load(head, 1, {DeviceId(2)});
+  EXPECT_THAT(devices(loaded), ElementsAre(3));
+  // It runs, and can be kept again.
+  Make(50, "abcd");
+  EXPECT_TRUE(StatusOf(Call(ExecuteRequest(loaded.compile_response().loaded_executable_handle(), {50}))).ok());
+  EXPECT_FALSE(loaded.compile_response().fingerprint_value().empty());
+  for (const auto& [bad, count, where] : std::vector<std::tuple<std::string, int, std::vector<DeviceId>>>{
+           {head, 2, {DeviceId(0), DeviceId(1)}},
+           {R"({"device_ids":[1,1]})", 2, {DeviceId(0), DeviceId(1)}},
+           {R"({"device_ids":[]})", 1, {DeviceId(77)}},
+           {R"({"device_ids":[]})", 2, {DeviceId(1)}}}) {
+    EXPECT_EQ(StatusOf(load(bad, count, where)).code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+  EXPECT_EQ(core_->counts().pending, 0u);
 }
 
 TEST_F(SessionCoreTest, SaysWhenLaunchesThatMayCallTheClientAreOver) {

@@ -31,6 +31,10 @@ class Host final : public SessionHost {
                                                   std::max<int64_t>(build.num_partitions(), 1)));
   }
   void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage>) override { fetches.push_back(token); }
+  void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {
+    seals.push_back(token);
+  }
+  void OpenProgram(uint64_t token, std::string) override { compiles.emplace_back(token, 1); }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     LB_CHECK(expected >= 0);
     if (handle % 5 == 4) return absl::InvalidArgumentError("no such buffer");
@@ -48,7 +52,7 @@ class Host final : public SessionHost {
 
   std::set<uint64_t> open;
   std::vector<std::pair<uint64_t, int>> compiles;
-  std::vector<uint64_t> fetches;
+  std::vector<uint64_t> fetches, seals;
   uint64_t next_request = 1, next_key = 1;
 };
 
@@ -188,13 +192,17 @@ class Run {
       core->OnOptimisedProgram(host.fetches.back(), std::string("module"));
       host.fetches.pop_back();
     }
+    if (!host.seals.empty()) {
+      core->OnSealed(host.seals.back(), std::string("sealed"));
+      host.seals.pop_back();
+    }
     if (host.compiles.empty()) return;
     const auto [token, devices] = host.compiles.back();
     host.compiles.pop_back();
     if (kind % 8 == 7 || 4 % devices != 0) {
       core->OnCompiled(token, absl::InvalidArgumentError("it does not compile"));
     } else {
-      core->OnCompiled(token, SessionCore::Compiled{Image(devices, kind)});
+      core->OnCompiled(token, SessionCore::Compiled{Image(devices, kind), {DeviceId(static_cast<int32_t>(kind % 9))}});
     }
   }
 

@@ -5,6 +5,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "base/sha256.h"
 #include "base/status.h"
 #include "frontdoor/ifrt_proxy/session_core.h"
 #include "frontdoor/ifrt_proxy/wire.h"
@@ -78,6 +79,13 @@ void NormaliseAssignment(xla::CompileOptionsProto* options, int64_t replicas, in
     auto* partition = assignment->add_computation_devices();
     for (int64_t r = 0; r < replicas; ++r) partition->add_replica_device_ids(r * partitions + p);
   }
+}
+
+// Equal for equal code on the same devices.
+std::string Fingerprint(const ProgramImage& image, const std::vector<DeviceId>& devices) {
+  std::string what = image.sha256;
+  for (DeviceId device : devices) absl::StrAppend(&what, ",", device.value());
+  return Sha256Raw(what);
 }
 
 absl::Span<const int64_t> DimsOf(const google::protobuf::RepeatedField<int64_t>& dims) {
@@ -177,6 +185,9 @@ void SessionCore::OnCompiled(uint64_t token, absl::StatusOr<Compiled> result) {
   PendingCompile pending = std::move(it->second);
   compiles_.erase(it);
   if (!result.ok()) return Fail(pending.op, result.status());
+  if (pending.returned) {
+    if (absl::Status placed = PlaceReturned(*result, &pending); !placed.ok()) return Fail(pending.op, placed);
+  }
   auto executable = std::make_shared<Executable>();
   executable->image = std::move(result->image);
   executable->devices = std::move(pending.devices);
@@ -186,6 +197,10 @@ void SessionCore::OnCompiled(uint64_t token, absl::StatusOr<Compiled> result) {
       controller_->AddExecutable(options_.session, executable->image, executable->devices);
   if (!id.ok()) return Fail(pending.op, id.status());
   executable->id = *id;
+  // Clients know by it what they can keep.
+  if (!executable->image->info.calls_host()) {
+    executable->fingerprint = Fingerprint(*executable->image, executable->devices);
+  }
   for (const TensorInfo& output : executable->image->info.outputs()) {
     executable->outputs.push_back(DescribeOutput(output, executable->devices));
   }
@@ -197,16 +212,65 @@ absl::Status SessionCore::CompilePlugin(const Op& op, const proxy::CompileReques
   LB_ASSIGN_OR_RETURN(PluginProgram program, ParsePluginProgram(request.program().data()));
   auto executable = std::make_shared<Executable>();
   if (auto* question = std::get_if<Question>(&program)) {
-    executable->devices = {question->memory_of.value_or(catalog_->devices.at(0).id)};
+    auto* memory = std::get_if<MemoryQuestion>(question);
+    executable->devices = {memory != nullptr ? memory->device : catalog_->devices.at(0).id};
     executable->name = "question";
     Ask(op, *question, std::move(executable));
     return absl::OkStatus();
   }
+  if (auto* returned = std::get_if<ReturnedExecutable>(&program)) return LoadReturned(op, std::move(*returned));
   executable->reshard = std::make_unique<ReshardProgram>(std::move(std::get<ReshardProgram>(program)));
   // The client compares the number of devices with the shards of each argument.
   executable->devices = executable->reshard->in[0]->devices();
   executable->name = "reshard";
   AnswerCompile(op, std::move(executable));
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::LoadReturned(const Op& op, ReturnedExecutable returned) {
+  PendingCompile pending;
+  pending.op = op;
+  pending.returned = true;
+  pending.devices_known = returned.options.has_value();
+  if (pending.devices_known) {
+    xla::CompileOptionsProto options;
+    if (!options.ParseFromString(*returned.options)) {
+      return absl::InvalidArgumentError("Cannot decode the compile options of a serialized program");
+    }
+    LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
+    LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
+  } else {
+    pending.devices = std::move(returned.devices);
+  }
+  const uint64_t token = next_compile_++;
+  compiles_.emplace(token, std::move(pending));
+  host_->OpenProgram(token, std::move(returned.bytes));
+  return absl::OkStatus();
+}
+
+// Where a program that the client has given back is loaded: as its compile options say, else where it was when it was sealed,
+// unless the client offers exactly as many other devices.
+absl::Status SessionCore::PlaceReturned(const Compiled& compiled, PendingCompile* pending) const {
+  const auto count = static_cast<size_t>(compiled.image->info.num_devices());
+  if (!pending->devices_known) {
+    const absl::flat_hash_set<DeviceId> offered(pending->devices.begin(), pending->devices.end());
+    if (offered.size() != pending->devices.size()) {
+      return absl::InvalidArgumentError("The devices for a serialized program name one twice");
+    }
+    const bool fits = std::all_of(compiled.devices.begin(), compiled.devices.end(),
+                                  [&](DeviceId device) { return offered.contains(device); });
+    if (fits || pending->devices.size() != count) pending->devices = compiled.devices;
+  }
+  if (pending->devices.size() != count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("A serialized program for ", count, " devices cannot be loaded on ", pending->devices.size()));
+  }
+  LB_ASSIGN_OR_RETURN(const bool split, controller_->SpansWorkers(pending->devices));
+  if (split != compiled.image->info.split()) {
+    return absl::InvalidArgumentError(
+        split ? "This serialized program was compiled for devices of one worker, and cannot be loaded on several"
+              : "This serialized program was compiled for devices of several workers, and cannot be loaded on one");
+  }
   return absl::OkStatus();
 }
 
@@ -221,6 +285,7 @@ void SessionCore::AnswerCompile(const Op& op, std::shared_ptr<Executable> execut
     compile->add_addressable_device_ids(device.value());
     if (options_.protocol_version >= 16) compile->add_device_ids(device.value());
   }
+  if (!executable->fingerprint.empty()) compile->set_fingerprint_value(executable->fingerprint);
   Future ready;
   ready.done = true;
   compile->set_ready_future_handle(AddFuture(0, std::move(ready)));

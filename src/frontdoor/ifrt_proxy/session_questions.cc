@@ -37,13 +37,31 @@ void SessionCore::ProgramText(Op op, const Request& request) {
 
 void SessionCore::Ask(const Op& op, const Question& question, std::shared_ptr<Executable> executable) {
   PendingQuestion pending{op, std::move(executable)};
-  if (question.memory_of.has_value()) {
+  if (auto* memory = std::get_if<MemoryQuestion>(&question)) {
     const RequestId id = host_->NewRequestId();
     memory_questions_.emplace(id, std::move(pending));
-    return controller_->AskMemory(options_.session, id, *question.memory_of);
+    return controller_->AskMemory(options_.session, id, memory->device);
+  }
+  if (auto* serialize = std::get_if<SerializeQuestion>(&question)) {
+    for (const auto& [handle, candidate] : executables_) {
+      if (candidate->fingerprint.empty() || candidate->fingerprint != serialize->fingerprint) continue;
+      const uint64_t token = next_compile_++;
+      programs_sealed_.emplace(token, std::move(pending));
+      return host_->SealProgram(token, candidate->image, candidate->devices);
+    }
+    return Fail(op, absl::InvalidArgumentError("No program of this session has such a fingerprint"));
   }
   host_calls_over_.emplace_back(last_host_calling_, std::move(pending));
   AnswerHostCallsOver();
+}
+
+void SessionCore::OnSealed(uint64_t token, absl::StatusOr<std::string> sealed) {
+  auto it = programs_sealed_.find(token);
+  if (it == programs_sealed_.end()) return;
+  PendingQuestion question = std::move(it->second);
+  programs_sealed_.erase(it);
+  if (!sealed.ok()) return Fail(question.op, sealed.status());
+  AnswerQuestion(std::move(question), absl::StrCat("{\"program\":\"", absl::Base64Escape(*sealed), "\"}"));
 }
 
 void SessionCore::AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer) {

@@ -144,10 +144,37 @@ TEST(PluginProgram, Questions) {
   auto memory =
       ParsePluginProgram(R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":3}}})");
   ASSERT_TRUE(memory.ok()) << memory.status();
-  EXPECT_EQ(std::get<Question>(*memory).memory_of, DeviceId(3));
+  EXPECT_EQ(std::get<MemoryQuestion>(std::get<Question>(*memory)).device, DeviceId(3));
   auto over = ParsePluginProgram(R"(__serialized_plugin_program {"landbridgeQuestion":{"hostCallsOver":{}}})");
   ASSERT_TRUE(over.ok()) << over.status();
-  EXPECT_EQ(std::get<Question>(*over).memory_of, std::nullopt);
+  EXPECT_TRUE(std::holds_alternative<HostCallsOverQuestion>(std::get<Question>(*over)));
+  auto serialize = ParsePluginProgram(
+      R"(__serialized_plugin_program {"landbridgeQuestion":{"serialize":{"fingerprint":"00ff41"}}})");
+  ASSERT_TRUE(serialize.ok()) << serialize.status();
+  EXPECT_EQ(std::get<SerializeQuestion>(std::get<Question>(*serialize)).fingerprint, std::string("\0\xff"
+                                                                                                 "A",
+                                                                                                 3));
+}
+
+TEST(PluginProgram, ProgramsThatComeBack) {
+  const std::string prefix = "__serialized_plugin_program landbridgeExecutable ";
+  auto plain = ParsePluginProgram(prefix + "{\"device_ids\":[2,0]}\n{[[\n");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(std::get<ReturnedExecutable>(*plain).options, std::nullopt);
+  EXPECT_THAT(std::get<ReturnedExecutable>(*plain).devices, ElementsAre(DeviceId(2), DeviceId(0)));
+  EXPECT_EQ(std::get<ReturnedExecutable>(*plain).bytes, "{[[\n");
+  auto with_options = ParsePluginProgram(prefix + "{\"device_ids\":[],\"options\":\"YWI=\"}\n");
+  ASSERT_TRUE(with_options.ok()) << with_options.status();
+  EXPECT_EQ(std::get<ReturnedExecutable>(*with_options).options, "ab");
+  EXPECT_EQ(std::get<ReturnedExecutable>(*with_options).bytes, "");
+  for (const std::string& bad :
+       {std::string(""), std::string("{\"device_ids\":[]}"), std::string("\nbytes"), std::string("{}\nbytes"),
+        std::string("{\"device_ids\":[-1]}\nbytes"), std::string("{\"device_ids\":[],\"options\":\"!\"}\nbytes"),
+        std::string("{\"device_ids\":[],\"options\":1}\nbytes"), std::string(100'000, '[') + "\n"}) {
+    const absl::Status status = ParsePluginProgram(prefix + bad).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("Bad PluginProgram")) << bad.substr(0, 80);
+  }
 }
 
 TEST(PluginProgram, EverythingElseIsBad) {
@@ -156,6 +183,8 @@ TEST(PluginProgram, EverythingElseIsBad) {
            R"(__serialized_plugin_program {"profileRequest":{}})",
            R"(__serialized_plugin_program {"landbridgeQuestion":{}})",
            R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{}}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{"serialize":{}}})",
+           R"(__serialized_plugin_program {"landbridgeQuestion":{"serialize":{"fingerprint":3}}})",
            R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":-1}}})",
            R"(__serialized_plugin_program {"landbridgeQuestion":{"memoryStats":{"device_id":1},"hostCallsOver":{}}})",
            R"(__serialized_plugin_program {"reshardRequest":{"inSharding":[],"outSharding":[]}})",
@@ -197,6 +226,11 @@ TEST(InitResponse, DevicesMemoriesAttributes) {
   EXPECT_EQ(init.client_attributes().version_number(), 0);
   EXPECT_TRUE(init.client_attributes().attributes().at("serialize_with_sdy").bool_value());
   EXPECT_FALSE(init.client_attributes().attributes().at("supports_executable_serialization").bool_value());
+  EXPECT_TRUE(MakeInitResponse(catalog, 99, true)
+                  .client_attributes()
+                  .attributes()
+                  .at("supports_executable_serialization")
+                  .bool_value());
   EXPECT_THAT(init.client_attributes().attributes().at("stablehlo_current_version").int64_list_value().elements(),
               ElementsAre(1, 20, 0));
 }
