@@ -70,8 +70,11 @@ class Function:
             count = int(np.prod(shape, dtype=np.int64))
             args.append(np.frombuffer(data, dtype, count, at).reshape(shape))
             at += count * dtype.itemsize
-        values = self.call(*args)
-        return [np.ascontiguousarray(value) for value in values]
+        return [np.ascontiguousarray(value) for value in self.values(args)]
+
+    def values(self, args):
+        """Array-likes, the results."""
+        return self.call(*args)
 
 
 def _bytes(shape, dtype):

@@ -136,7 +136,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   }
   for (const std::string& target : facts.custom_call_targets) {
     info.add_custom_call_targets(target);
-    if (target == pjrt::kHostCallTarget) info.set_calls_host(true);
+    if (pjrt::IsHostCall(target)) info.set_calls_host(true);
     if (!IsXlaInternal(target)) info.set_can_fail_on_one_shard(true);
   }
   info.set_has_side_effects(facts.has_side_effects);

@@ -219,7 +219,8 @@ absl::StatusOr<ArrayId> Controller::Impl::Assemble(SessionId session, ArraySpec 
                                                      ", but shard ", i, " belongs to ", sharding.ToString()));
     }
     LB_ASSIGN_OR_RETURN(Dims dims, sharding.ShardDims(spec->dims, i));
-    if (have.dtype != spec->dtype || have.dims != dims) {
+    // A token carries nothing: JAX puts those of all devices together as if they were empty rows.
+    if (have.dtype != spec->dtype || (have.dims != dims && have.dtype != DType::kToken)) {
       return absl::InvalidArgumentError(absl::StrCat("assemble: array ", i, " is ", DTypeName(have.dtype),
                                                      DimsToString(have.dims), ", but ", DTypeName(spec->dtype),
                                                      DimsToString(dims), " is needed"));

@@ -1,5 +1,7 @@
 #include "pjrt/host_calls.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -76,12 +78,20 @@ int64_t HostCall::operand_bytes() const { return BytesOf(operands); }
 int64_t HostCall::result_bytes() const { return BytesOf(results); }
 
 absl::Status RegisterHostCalls(Plugin& plugin) {
-  return plugin.RegisterFfiHandler(kHostCallTarget, reinterpret_cast<void*>(&HandleHostCall));
+  for (const char* target : kHostCallTargets) {
+    LB_RETURN_IF_ERROR(plugin.RegisterFfiHandler(target, reinterpret_cast<void*>(&HandleHostCall)));
+  }
+  return absl::OkStatus();
+}
+
+bool IsHostCall(absl::string_view target) {
+  return std::find(std::begin(kHostCallTargets), std::end(kHostCallTargets), target) != std::end(kHostCallTargets);
 }
 
 absl::Status RegisterAndCheckHostCalls(Client& client) {
   LB_RETURN_IF_ERROR(RegisterHostCalls(client.plugin()));
-  return client.CheckCustomCall(kHostCallTarget);
+  for (const char* target : kHostCallTargets) LB_RETURN_IF_ERROR(client.CheckCustomCall(target));
+  return absl::OkStatus();
 }
 
 HostCallRegistration::HostCallRegistration(int64_t run_id, Sink sink) : run_id_(run_id) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "pjrt/ffi_handler.h"
 
@@ -16,8 +17,12 @@ namespace landbridge::pjrt {
 class Client;
 class Plugin;
 
-// XLA's own name, which the plugin leaves free: under another one its partitioner would run such a call on every device.
+// XLA's own names, which the plugin leaves free: under another one than the first, its partitioner would run such a call on
+// every device. The second is of jax.experimental.buffer_callback.
 inline constexpr char kHostCallTarget[] = "xla_ffi_python_cpu_callback";
+inline constexpr char kBufferHostCallTarget[] = "xla_buffer_python_cpu_callback";
+inline constexpr const char* kHostCallTargets[] = {kHostCallTarget, kBufferHostCallTarget};
+bool IsHostCall(absl::string_view target);
 inline constexpr char kHostCallFunctionAttribute[] = "index";
 
 struct HostCall {

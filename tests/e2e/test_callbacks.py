@@ -85,6 +85,46 @@ PROGRAM = """
     note("shard_map over all", lambda: jax.jit(jax.shard_map(
         lambda v: call(lambda a: a * 0 + a.sum(), v), mesh=Mesh(np.array(D), "d"), in_specs=P("d"), out_specs=P("d")))(wide))
 
+    # On buffers.
+    from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
+    def buffer(f, v, **options):
+        return buffer_callback(f, jax.ShapeDtypeStruct(v.shape, v.dtype), **options)
+    def twice(context, out, a):
+        assert context.stage == ExecutionStage.EXECUTE and out.writeable and not a.writeable
+        assert (a.shape, a.dtype, a.ndim) == (out.shape, out.dtype, out.ndim)
+        np.asarray(out)[...] = np.asarray(a) + np.asarray(a)
+    for dtype in ("bool", "int8", "int32", "bfloat16", "complex64"):
+        v = (np.arange(6) % 2).astype(jnp.dtype(dtype))
+        note(f"buffer {dtype}", lambda: jax.jit(lambda a: buffer(twice, a)(a))(v))
+    def aliased(_, out, a):
+        assert np.asarray(out).ctypes.data == np.asarray(a).ctypes.data
+        np.asarray(out)[0] += 100
+    note("buffer aliased", lambda: jax.jit(lambda a: buffer(aliased, a, input_output_aliases={0: 0})(a) + a)(x))
+    def dlpack(_, outs, args):
+        np.asarray(outs["sum"])[...] = np.from_dlpack(args[0]) + np.from_dlpack(args[1]["b"])
+        np.asarray(outs["n"])[...] = 7
+    note("buffer pytree", lambda: list(jax.jit(lambda a: buffer_callback(
+        dlpack, {"sum": jax.ShapeDtypeStruct((3, 4), np.float32), "n": jax.ShapeDtypeStruct((), np.int32)})(
+            (a, {"b": a * 2})))(x).values()))
+    note("buffer vmap", lambda: jax.jit(jax.vmap(lambda v: buffer(twice, v, vmap_method="sequential")(v)))(x))
+    note("buffer sharded", lambda: jax.jit(lambda v: buffer(twice, v)(v * 2) + v)(sharded))
+    note("buffer shard_map over all", lambda: jax.jit(jax.shard_map(
+        lambda v: buffer(twice, v)(v), mesh=Mesh(np.array(D), "d"), in_specs=P("d"), out_specs=P("d")))(wide))
+    touched = []
+    jax.block_until_ready(buffer_callback(lambda *_: touched.append(1), jax.ShapeDtypeStruct((), np.float32),
+                                          has_side_effect=True)())
+    seen["buffer effect"] = touched
+    for name, f in (("buffer returns", lambda *_: 3), ("buffer raises", lambda *_: 1 / 0)):
+        try:
+            jax.block_until_ready(buffer(f, x)(x))
+            seen[name] = "nothing"
+        except jax.errors.JaxRuntimeError as error:
+            seen[name] = [word in str(error) for word in ("must not return any values", "ZeroDivisionError")]
+    try:
+        jax.block_until_ready(buffer(lambda context, *_: context.stream, x)(x))
+    except jax.errors.JaxRuntimeError as error:
+        seen["buffer stream"] = "GPU context is not available" in str(error)
+
     # Effects.
     log = []
     def remember(a):
@@ -100,6 +140,17 @@ PROGRAM = """
     note("ordered", lambda: [ordered(jnp.arange(5.0)), ordered(jnp.arange(3.0))])
     jax.effects_barrier()
     seen["ordered log"] = log[:]
+    log.clear()
+    by_shard = {}
+    def of_shard(shard, a):
+        by_shard.setdefault(int(np.asarray(shard).item()), []).append(np.asarray(a).tolist())
+    def two_steps(ids, v):
+        io_callback(of_shard, None, ids, v, ordered=True)
+        io_callback(of_shard, None, ids, v + 1, ordered=True)
+    for _ in range(2):      # the second takes the tokens of all devices that the first gave
+        jax.jit(jax.shard_map(two_steps, mesh=mesh, in_specs=P("d"), out_specs=None))(jnp.arange(4), jnp.arange(8))
+    jax.effects_barrier()
+    seen["ordered by shard"] = sorted(by_shard.items())
     log.clear()
     note("unordered", lambda: jax.jit(lambda v: io_callback(remember, shape, v))(jnp.float32(4)))
     jax.effects_barrier()

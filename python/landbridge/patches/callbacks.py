@@ -46,7 +46,7 @@ def check():
     return questions.check()
 
 
-def _spec(aval, what):
+def spec(aval, what):
     from jax._src import core
     aval = core.physical_aval(aval)
     dtype = np.dtype(aval.dtype)
@@ -83,7 +83,7 @@ def _emit(server, ctx, callback, token, operands, operand_avals, result_avals, h
     from jax._src.interpreters import mlir
 
     def checked(*args):
-        with _local_cpu():
+        with local_cpu():
             try:
                 values = callback(*args)
             except ValueError as error:
@@ -105,7 +105,7 @@ def _emit(server, ctx, callback, token, operands, operand_avals, result_avals, h
         return values
 
     number, handle = server.register(callbacks.Function(
-        checked, [_spec(aval, "an operand") for aval in operand_avals], [_spec(aval, "a result") for aval in result_avals]))
+        checked, [spec(aval, "an operand") for aval in operand_avals], [spec(aval, "a result") for aval in result_avals]))
     ctx.module_context.add_keepalive(handle)
     if token:
         operands = [token, *operands]
@@ -143,7 +143,7 @@ def _with_token(ctx, sharding):
     return SdyArrayList((of_token, *sharding.shardings))
 
 
-def _local_cpu():
+def local_cpu():
     from jax._src import config, xla_bridge
     return config.default_device(xla_bridge.local_devices(backend="cpu")[0])
 
