@@ -451,6 +451,17 @@ def programs_that_are_kept():
     assert again.runtime_executable().fingerprint == compiled.runtime_executable().fingerprint
 
 
+@needs_patch("newer_programs")
+def operations_newer_than_the_message():
+    jax, *_ = modules()
+    from jax._src.lax import parallel
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    x = jax.device_put(rand(16, 4), NamedSharding(mesh_of(4), P("d")))
+    start = lambda v: parallel.psum_scatter_start(v, "d", scatter_dimension=0, tiled=True).done()
+    y = jax.jit(jax.shard_map(start, mesh=mesh_of(4), in_specs=P("d"), out_specs=P("d")))(x)
+    np.testing.assert_allclose(np.asarray(y), rand(16, 4).reshape(4, 4, 4).sum(0), rtol=1e-6)
+
+
 @needs_patch("callbacks")
 def callbacks_of_every_kind():
     jax, jnp, *_ = modules()

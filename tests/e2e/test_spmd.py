@@ -101,3 +101,34 @@ def test_make_array_from_callback_and_parts():
     z = jax.make_array_from_single_device_arrays((8, 4), sh, parts)
     np.testing.assert_array_equal(np.asarray(jax.jit(lambda v: v + 1)(z)), x + 1)
     assert isinstance(parts[0].sharding, SingleDeviceSharding)
+
+
+NEWER = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax._src.lax import parallel
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    mesh = Mesh(np.array(jax.devices()[:4]), "d")
+    x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), NamedSharding(mesh, P("d")))
+    sums = jax.jit(jax.shard_map(lambda v: parallel.psum_scatter_start(v, "d", scatter_dimension=0, tiled=True).done(),
+                                 mesh=mesh, in_specs=P("d"), out_specs=P("d")))
+    try:
+        y = sums(x)
+        np.testing.assert_array_equal(np.asarray(y), np.arange(64, dtype=np.float32).reshape(4, 4, 4).sum(0))
+        assert y.sharding.device_set == set(jax.devices()[:4])
+        assert "reduce-scatter" in sums.lower(x).compile().as_text()
+        print("right")
+    except jax.errors.JaxRuntimeError as error:
+        print(str(error)[:100])
+    try:
+        jax.jit(lambda v: v, out_shardings=NamedSharding(mesh, P("d"))).lower(x).compile()
+        print("others too")
+    except jax.errors.JaxRuntimeError as error:
+        print(error)
+"""
+
+
+def test_operations_newer_than_the_clients_message(cluster):
+    """Asynchronous collectives: the client writes programs in an older StableHLO, which does not have them."""
+    assert cluster.script(NEWER).stdout == "right\nothers too\n"
+    without = cluster.script(NEWER, LANDBRIDGE_PATCHES="-newer_programs").stdout
+    assert "Failed to serialize StableHLO" in without and "others too" in without

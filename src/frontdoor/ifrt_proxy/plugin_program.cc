@@ -1,6 +1,5 @@
 #include "frontdoor/ifrt_proxy/plugin_program.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -103,23 +102,45 @@ absl::StatusOr<Question> ParseQuestion(const json& value) {
   return Bad("landbridgeQuestion is one of memoryStats, hostCallsOver, serialize");
 }
 
+// A line of JSON, and bytes behind it.
+absl::StatusOr<json> TakeHead(absl::string_view kind, absl::string_view* data) {
+  const size_t end = data->find('\n');
+  const absl::string_view line = data->substr(0, end);
+  if (end == absl::string_view::npos || NestsDeeply(line)) return Bad(absl::StrCat(kind, " has no line of its own"));
+  json head = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (!head.is_object()) return Bad(absl::StrCat("what follows ", kind, " is not a JSON object"));
+  data->remove_prefix(end + 1);
+  return head;
+}
+
+absl::StatusOr<std::string> ParseOptions(const json& options) {
+  std::string bytes;
+  if (!options.is_string() || !absl::Base64Unescape(options.get<std::string>(), &bytes)) {
+    return Bad("options are not in base64");
+  }
+  return bytes;
+}
+
+absl::StatusOr<NewerProgram> ParseNewer(absl::string_view data) {
+  LB_ASSIGN_OR_RETURN(const json head, TakeHead("landbridgeProgram", &data));
+  auto options = head.find("options");
+  if (options == head.end()) return Bad("landbridgeProgram needs options");
+  NewerProgram program;
+  LB_ASSIGN_OR_RETURN(program.options, ParseOptions(*options));
+  program.bytes = std::string(data);
+  return program;
+}
+
 absl::StatusOr<ReturnedExecutable> ParseReturned(absl::string_view data) {
-  const size_t end = std::min(data.find('\n'), data.size());
-  const absl::string_view line = data.substr(0, end);
-  if (end == data.size() || NestsDeeply(line)) return Bad("landbridgeExecutable has no line of its own");
-  const json head = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-  if (!head.is_object()) return Bad("what follows landbridgeExecutable is not a JSON object");
+  LB_ASSIGN_OR_RETURN(const json head, TakeHead("landbridgeExecutable", &data));
   ReturnedExecutable returned;
   if (auto options = head.find("options"); options != head.end()) {
-    returned.options.emplace();
-    if (!options->is_string() || !absl::Base64Unescape(options->get<std::string>(), &*returned.options)) {
-      return Bad("options are not in base64");
-    }
+    LB_ASSIGN_OR_RETURN(returned.options, ParseOptions(*options));
   }
   auto ids = head.find("device_ids");
   if (ids == head.end()) return Bad("landbridgeExecutable needs a list device_ids");
   LB_ASSIGN_OR_RETURN(returned.devices, ParseDeviceIds(*ids));
-  returned.bytes = std::string(data.substr(end + 1));
+  returned.bytes = std::string(data);
   return returned;
 }
 
@@ -128,6 +149,7 @@ absl::StatusOr<ReturnedExecutable> ParseReturned(absl::string_view data) {
 absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data) {
   if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
   if (absl::ConsumePrefix(&data, "landbridgeExecutable ")) return ParseReturned(data);
+  if (absl::ConsumePrefix(&data, "landbridgeProgram ")) return ParseNewer(data);
   if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
   const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) return Bad("it is not a JSON object");

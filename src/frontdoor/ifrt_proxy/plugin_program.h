@@ -46,7 +46,14 @@ struct ReturnedExecutable {
   std::string bytes;
 };
 
-using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable>;
+// landbridgeProgram {"options":"BASE64"}, a line feed, and MLIR bytes: an XLA program like any other, in a newer version of
+// StableHLO than the one in which the client's own message has it.
+struct NewerProgram {
+  std::string options;
+  std::string bytes;
+};
+
+using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram>;
 
 // `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
 // "Bad PluginProgram": clients look for it.

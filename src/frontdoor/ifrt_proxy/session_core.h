@@ -29,6 +29,7 @@
 #include "frontdoor/ifrt_proxy/user_contexts.h"
 #include "proto/ifrt_proxy/ifrt_service.pb.h"
 #include "proto/landbridge/executable.pb.h"
+#include "proto/xla/compile_options.pb.h"
 
 namespace landbridge {
 
@@ -247,6 +248,7 @@ class SessionCore {
   void Compile(Op op, const Request& request);
   absl::Status CompileXla(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
   absl::Status CompilePlugin(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
+  absl::Status CompileModule(const Op& op, std::string program, xla::CompileOptionsProto& options);
   absl::Status LoadReturned(const Op& op, ReturnedExecutable returned);
   absl::Status PlaceReturned(const Compiled& compiled, PendingCompile* pending) const;
   void AnswerCompile(const Op& op, std::shared_ptr<Executable> executable);

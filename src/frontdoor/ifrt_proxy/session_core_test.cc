@@ -455,6 +455,27 @@ TEST_F(SessionCoreTest, TakesProgramsBack) {
   EXPECT_EQ(core_->counts().pending, 0u);
 }
 
+TEST_F(SessionCoreTest, CompilesProgramsInANewerStableHlo) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_type_name("xla::ifrt::PluginProgram");
+  xla::CompileOptionsProto options;
+  options.mutable_executable_build_options()
+      ->mutable_device_assignment()
+      ->add_computation_devices()
+      ->add_replica_device_ids(2);
+  auto ask = [&](const std::string& bytes) {
+    request.mutable_compile_request()->mutable_program()->set_data(absl::StrCat(
+        R"(__serialized_plugin_program landbridgeProgram {"options":")", absl::Base64Escape(bytes), "\"}\nMLIR"));
+    return Send(request);
+  };
+  const uint64_t op = ask(options.SerializeAsString());
+  ASSERT_EQ(host_.compiles.size(), 1u);
+  EXPECT_EQ(host_.compiles.begin()->second.first, "MLIR");
+  core_->OnCompiled(host_.compiles.begin()->first, SessionCore::Compiled{Image("f", 1, 4, 1, false)});
+  EXPECT_THAT(host_.responses[op].compile_response().addressable_device_ids(), ElementsAre(2));
+  EXPECT_EQ(StatusOf(host_.responses[ask("not options")]).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(SessionCoreTest, SaysWhenLaunchesThatMayCallTheClientAreOver) {
   const uint64_t op = Send(CompileRequestFor({0}));
   auto image = Image("f", 1, 4, 1, false);

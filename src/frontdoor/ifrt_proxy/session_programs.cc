@@ -165,7 +165,10 @@ absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& 
   if (!wrapped.ParseFromString(request.compile_options().data())) {
     return absl::InvalidArgumentError("Cannot decode the compile options");
   }
-  xla::CompileOptionsProto& options = *wrapped.mutable_compile_options();
+  return CompileModule(op, request.program().data(), *wrapped.mutable_compile_options());
+}
+
+absl::Status SessionCore::CompileModule(const Op& op, std::string program, xla::CompileOptionsProto& options) {
   PendingCompile pending;
   LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
   LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
@@ -175,7 +178,7 @@ absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& 
   pending.op = op;
   const uint64_t token = next_compile_++;
   compiles_.emplace(token, std::move(pending));
-  host_->Compile(token, request.program().data(), options.SerializeAsString(), split);
+  host_->Compile(token, std::move(program), options.SerializeAsString(), split);
   return absl::OkStatus();
 }
 
@@ -219,6 +222,12 @@ absl::Status SessionCore::CompilePlugin(const Op& op, const proxy::CompileReques
     return absl::OkStatus();
   }
   if (auto* returned = std::get_if<ReturnedExecutable>(&program)) return LoadReturned(op, std::move(*returned));
+  if (auto* newer = std::get_if<NewerProgram>(&program)) {
+    xla::CompileOptionsProto options;
+    if (!options.ParseFromString(newer->options))
+      return absl::InvalidArgumentError("Cannot decode the compile options");
+    return CompileModule(op, std::move(newer->bytes), options);
+  }
   executable->reshard = std::make_unique<ReshardProgram>(std::move(std::get<ReshardProgram>(program)));
   // The client compares the number of devices with the shards of each argument.
   executable->devices = executable->reshard->in[0]->devices();

@@ -177,6 +177,18 @@ TEST(PluginProgram, ProgramsThatComeBack) {
   }
 }
 
+TEST(PluginProgram, ProgramsInANewerStableHlo) {
+  const std::string prefix = "__serialized_plugin_program landbridgeProgram ";
+  auto program = ParsePluginProgram(prefix + "{\"options\":\"YWI=\"}\nML\nIR");
+  ASSERT_TRUE(program.ok()) << program.status();
+  EXPECT_EQ(std::get<NewerProgram>(*program).options, "ab");
+  EXPECT_EQ(std::get<NewerProgram>(*program).bytes, "ML\nIR");
+  for (const std::string bad : {"", "{}", "{}\nMLIR", "{\"options\":1}\nMLIR", "[]\nMLIR"}) {
+    EXPECT_THAT(std::string(ParsePluginProgram(prefix + bad).status().message()), HasSubstr("Bad PluginProgram"))
+        << bad;
+  }
+}
+
 TEST(PluginProgram, EverythingElseIsBad) {
   for (const std::string& text : std::vector<std::string>{
            "", "{}", "__serialized_plugin_program ", "__serialized_plugin_program [1]",
