@@ -12,6 +12,7 @@ enum class DataKeyKind : uint64_t {
   kTransfer = 2,    // worker: a box of a buffer (Publish.transfer)
   kRead = 3,        // worker: an image for a client (Read.read)
   kHostCall = 4,    // worker: operands of a client's function (HostCall.call); proxy: its results (results_key)
+  kMail = 5,        // worker: a page of what its core says to another's (order_mail.h)
 };
 
 constexpr int kDataKeyKindShift = 60;

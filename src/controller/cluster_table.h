@@ -53,8 +53,7 @@ struct Life {
   absl::flat_hash_set<Incarnation> pullers;  // that it was told to publish to
   PlansTold plans;                           // what it knows by number
   LaunchDifferences differences;             // of its stream
-  uint64_t last_span = 0;                    // number of the latest span that has a part here
-  std::vector<SpanPlace> void_spans;         // numbers that will not come, to be told once it is up
+  uint32_t log = 0;                          // number of its order log; 0: nothing that spans workers was sent there
 };
 
 // Lives are freed when they end; whoever holds a Life* lets go of it in Controller::OnWorkerLost.

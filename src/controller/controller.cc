@@ -53,18 +53,12 @@ void Controller::Impl::OnWorkerUp(SlotId slot_id, Incarnation worker, std::strin
     *op.mutable_scheduling() = options_.scheduling;
     dispatcher_.SendNow(life, std::move(op));
   }
-  for (SpanPlace& place : life->void_spans) {
-    WorkerOp op;
-    *op.mutable_void_span()->mutable_place() = std::move(place);
-    dispatcher_.SendNow(life, std::move(op));
-  }
-  life->void_spans.clear();
   dispatcher_.OnUp(life);
   Settle();
 }
 
 bool Controller::Impl::MustWait(const WorkerOp& op) const {
-  if (op.has_launch() && op.launch().has_span() && NeedsAbsentPart(op.launch())) return true;
+  if (op.has_launch() && op.launch().has_span() && SpanMustWait(op.launch())) return true;
   return NeedsAbsentPeer(op) || (options_.sequential_dispatch && NeedsUnfinishedNode(op));
 }
 
@@ -234,7 +228,9 @@ void Controller::Impl::EndNode(Ticket ticket, const absl::Status& error) {
     nodes_.KeepFailure(ticket, node->session, error);
     FailSpan(ticket, error);
   }
+  const bool was_full = spans_.Full();
   spans_.EndPart(ticket);
+  recheck_spans_ |= was_full && !spans_.Full();
   nodes_.Erase(ticket);
   requests_.EndLaunch(ticket, error);
 }
@@ -245,23 +241,13 @@ void Controller::Impl::OnBuffersFailed(Life* life, const BuffersFailed& failed) 
     ++stale_reports_;
     return;
   }
-  // The first to fail; it may have made nothing that anybody still holds.
-  ctl::Node* root = nodes_.Find(Ticket(failed.status().root_ticket()));
-  if (root != nullptr && root->life == life && root->error.ok()) root->error = error;
+  // Also if nobody holds what it was to make: somebody may wait for its end, or for its other parts.
+  ctl::Node* node = nodes_.Find(Ticket(failed.ticket()));
+  if (node != nullptr && node->life == life && node->error.ok()) node->error = error;
   for (const BufferRefProto& ref : failed.refs()) {
     Group* group = buffers_.FindGroup(ArrayId(ref.array()));
-    if (group != nullptr && ref.shard() < group->count) {
-      if (group->at(ref.shard()).life == life) buffers_.MarkFailed(group, ref.shard(), error);
-      continue;
-    }
-    // Nobody holds what it made, but somebody may wait for the launch.
-    requests_.ForEachLaunchWait([&](Ticket ticket) {
-      ctl::Node* node = nodes_.Find(ticket);
-      if (node == nullptr || node->life != life || !node->error.ok()) return;
-      for (ArrayId id : node->makes) {
-        if (id.value() == ref.array()) node->error = error;
-      }
-    });
+    if (group == nullptr || ref.shard() >= group->count) continue;
+    if (group->at(ref.shard()).life == life) buffers_.MarkFailed(group, ref.shard(), error);
   }
 }
 

@@ -130,10 +130,15 @@ class Controller::Impl : private ctl::DispatchHooks {
   static void NameSpan(const ctl::Placement& placement, const ctl::Placement::Part& here, LaunchSpan* span);
 
   // spans.cc
-  bool NeedsAbsentPart(const Launch& launch) const;
+  bool SpanMustWait(const Launch& launch) const;
   void BeforeSpanSent(Life* life, Launch* launch);
   void FailSpan(Ticket ticket, const absl::Status& why);
   void DropSpans(SessionId session, const absl::Status& why);
+  static void NameSpanWorker(Life* to, const Life& who, SpanWorker* worker);
+  void JoinSpans(Life* life);
+  void SeatSpanner();
+  void TellSpanner(const std::vector<Life*>& members);
+  void TellSpanOrder(Life* life, const std::vector<Life*>& members);
 
   // loss.cc
   // Receives at `life` that wait and need transfers that will never come: their targets become errors.
@@ -154,6 +159,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   ctl::BufferTable buffers_;
   ctl::NodeTable nodes_;
   ctl::SpanTable spans_;
+  ctl::SpannerSeat spanner_;
   bool recheck_spans_ = false;  // some that wait go out now, as failed
   ctl::TransferTable transfers_;
   ctl::PlanTable plans_;

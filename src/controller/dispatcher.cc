@@ -18,9 +18,6 @@ size_t BytesOf(const WorkerOp& op) {
   return op.ByteSizeLong() + (waits_with_bytes ? static_cast<size_t>(op.upload().image_bytes()) : 0);
 }
 
-// One part starts no earlier than what was issued before it on its worker: another part may need that.
-bool FollowsAll(const WorkerOp& op) { return op.has_launch() && op.launch().has_span(); }
-
 }  // namespace
 
 void Dispatcher::Send(Life* life, WorkerOp op, SessionId session) {
@@ -41,7 +38,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
     }
   }
   const OpRefs refs = RefsOf(op);
-  if (!hooks_->MustWait(op) && !life->blocked_refs.MustFollow(refs) && !(FollowsAll(op) && !life->blocked.empty())) {
+  if (!hooks_->MustWait(op) && !life->blocked_refs.MustFollow(refs)) {
     Place(life, std::move(op), session, refs);
     return;
   }
@@ -72,7 +69,7 @@ bool Dispatcher::HasCredit(const Life* life, const WorkerOp& op) const {
 // Younger ones went past while it was blocked.
 void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
   const OpRefs refs = RefsOf(entry.op);
-  const bool passes = !FollowsAll(entry.op) && !life->parked_refs.MustFollow(refs);
+  const bool passes = !life->parked_refs.MustFollow(refs);
   if (life->up && HasCredit(life, entry.op) && (life->parked.empty() || passes)) {
     Emit(life, std::move(entry.op), entry.session);
     return;
@@ -193,8 +190,7 @@ void Dispatcher::Recheck(Life* life) {
   std::vector<ParkedOp> free;
   for (ParkedOp& entry : entries) {
     const OpRefs refs = RefsOf(entry.op);
-    if (hooks_->MustWait(entry.op) || life->blocked_refs.MustFollow(refs) ||
-        (FollowsAll(entry.op) && !life->blocked.empty())) {
+    if (hooks_->MustWait(entry.op) || life->blocked_refs.MustFollow(refs)) {
       Enqueue(life, true, std::move(entry), refs);
     } else {
       free.push_back(std::move(entry));

@@ -104,7 +104,7 @@ class FakeWorld : public ControllerSink {
     std::set<uint64_t> published_reads;
     std::vector<LaunchSpan> spans;  // as they came
     std::map<uint64_t, StatusProto> aborted;
-    std::vector<SpanPlace> void_spans;
+    std::vector<SpanOrder> span_orders;
     std::vector<Task> tasks;
     uint64_t last_ticket = 0;
     size_t ops_seen = 0;
@@ -555,7 +555,7 @@ class FakeWorld : public ControllerSink {
         }
         return;
       case WorkerOp::kAbortLaunch: w.aborted[op.abort_launch().ticket()] = op.abort_launch().why(); return;
-      case WorkerOp::kVoidSpan: w.void_spans.push_back(op.void_span().place()); return;
+      case WorkerOp::kSpanOrder: w.span_orders.push_back(op.span_order()); return;
       case WorkerOp::kPeerLost: w.lost_peers[op.peer_lost().incarnation()] = op.peer_lost().why(); return;
       case WorkerOp::kCancelSession: {
         const uint64_t session = op.cancel_session().session();
@@ -665,7 +665,7 @@ class FakeWorld : public ControllerSink {
     return false;
   }
 
-  void Fail(Worker& w, const std::vector<RefKey>& keys, StatusProto why) {
+  void Fail(Worker& w, uint64_t ticket, const std::vector<RefKey>& keys, StatusProto why) {
     WorkerReport report;
     for (RefKey key : keys) {
       auto it = w.buffers.find(key);
@@ -673,6 +673,7 @@ class FakeWorld : public ControllerSink {
       *report.mutable_failed()->add_refs() = Ref(key);
     }
     *report.mutable_failed()->mutable_status() = std::move(why);
+    report.mutable_failed()->set_ticket(ticket);
     Report(w, std::move(report));
   }
   void Ended(Worker& w, uint64_t ticket) {
@@ -696,7 +697,7 @@ class FakeWorld : public ControllerSink {
         std::vector<RefKey> keys;
         for (const Target& target : upload.targets()) keys.push_back(KeyOf(target.ref()));
         if (w.data_errors.contains(upload.key())) {
-          Fail(w, keys, w.data_errors.at(upload.key()));
+          Fail(w, upload.ticket(), keys, w.data_errors.at(upload.key()));
         } else {
           const std::string& bytes = upload.pulled() ? host.at(upload.key()) : w.data.at(upload.key());
           for (RefKey key : keys) Finish(w, key, FromBytes(bytes));
@@ -765,7 +766,7 @@ class FakeWorld : public ControllerSink {
       for (int d = 0; d < launch.devices_size(); ++d) keys.push_back({output, ShardOf(launch, d)});
     }
     if (poison) {
-      Fail(w, keys, *poison);
+      Fail(w, launch.ticket(), keys, *poison);
     } else {
       for (int k = 0; k < launch.outputs_size(); ++k) {
         for (int d = 0; d < launch.devices_size(); ++d) {
@@ -814,7 +815,7 @@ class FakeWorld : public ControllerSink {
     }
     const RefKey key = KeyOf(buffer.target().ref());
     if (poison) {
-      Fail(w, {key}, *poison);
+      Fail(w, task.op.make().ticket(), {key}, *poison);
     } else {
       for (int64_t value : values) EXPECT_NE(value, -1) << "not covered";
       Finish(w, key, std::move(values));

@@ -38,6 +38,7 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
     const size_t met = slot.life->peers.erase(worker) + slot.life->pullers.erase(worker);
     if (met > 0) dispatcher_.SendNow(slot.life.get(), news);
   }
+  if (life == spanner_.life) SeatSpanner();
 
   // Destinations that were told hear it by PeerLost; those that wait get errors in place of pulls.
   std::vector<std::pair<Life*, std::vector<Doomed>>> doomed;

@@ -38,10 +38,6 @@ class Requests {
   void WaitForLaunch(RequestId request, Ticket ticket) { launches_[ticket].push_back(request); }
   bool HasLaunchWait(Ticket ticket) const { return launches_.contains(ticket); }
   void EndLaunch(Ticket ticket, const absl::Status& status);
-  template <typename Fn>
-  void ForEachLaunchWait(Fn fn) const {  // in no order
-    for (const auto& [ticket, requests] : launches_) fn(ticket);
-  }
 
   // --- Reads.
   void OpenRead(RequestId request, SessionId session, Life* life, int64_t bytes);

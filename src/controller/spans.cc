@@ -8,33 +8,10 @@
 
 namespace landbridge {
 
-namespace ctl {
-
-std::vector<std::shared_ptr<Span>> SpanTable::OfSession(SessionId session) const {
-  std::vector<std::shared_ptr<Span>> spans;
-  for (const auto& [ticket, span] : by_ticket_) {
-    if (span->session == session && span->parts[0].ticket == ticket) spans.push_back(span);
-  }
-  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a->number < b->number; });
-  return spans;
-}
-
-}  // namespace ctl
-
-namespace {
-
-SpanPlace PlaceOf(const ctl::Span& span, const ctl::Span::Part& part) {
-  SpanPlace place;
-  place.set_number(span.number);
-  place.set_previous(part.previous);
-  return place;
-}
-
-}  // namespace
-
-bool Controller::Impl::NeedsAbsentPart(const Launch& launch) const {
+bool Controller::Impl::SpanMustWait(const Launch& launch) const {
   const std::shared_ptr<ctl::Span> span = spans_.Find(Ticket(launch.ticket()));
   if (span == nullptr || !span->failed.ok()) return false;
+  if (span->number == 0 && spans_.Full()) return true;
   return std::any_of(span->parts.begin(), span->parts.end(),
                      [](const ctl::Span::Part& part) { return part.life == nullptr || !part.life->up; });
 }
@@ -43,18 +20,66 @@ void Controller::Impl::BeforeSpanSent(Life* life, Launch* launch) {
   const std::shared_ptr<ctl::Span> span = spans_.Find(Ticket(launch->ticket()));
   if (span == nullptr) return;
   LaunchSpan* message = launch->mutable_span();
+  spans_.Number(*span);
   // Of another number than any other thing that this proxy names on the data plane.
   message->set_space(SplitMix(options_.space ^ SplitMix(span->number)));
+  message->set_number(span->number);
+  message->set_horizon(spans_.horizon());
+  if (span->failed.ok()) {
+    for (const ctl::Span::Part& part : span->parts) JoinSpans(part.life);
+  } else {
+    ctl::ToProto(span->failed, message->mutable_failed());
+  }
   for (const ctl::Span::Part& part : span->parts) {
-    if (part.ticket == Ticket(launch->ticket())) *message->mutable_place() = PlaceOf(*span, part);
     SpanWorker* worker = message->add_workers();
     if (part.life == nullptr || !part.life->up) continue;  // it has failed, then
-    worker->set_incarnation(part.life->incarnation.value());
-    if (part.life != life && life->peers.insert(part.life->incarnation).second) {
-      worker->set_data_address(part.life->data_address);
-    }
+    NameSpanWorker(life, *part.life, worker);
   }
-  if (!span->failed.ok()) ctl::ToProto(span->failed, message->mutable_failed());
+}
+
+void Controller::Impl::NameSpanWorker(Life* to, const Life& who, SpanWorker* worker) {
+  worker->set_incarnation(who.incarnation.value());
+  worker->set_log(who.log);
+  if (&who != to && to->peers.insert(who.incarnation).second) worker->set_data_address(who.data_address);
+}
+
+void Controller::Impl::JoinSpans(Life* life) {
+  if (life->log != 0) return;
+  life->log = spanner_.next_log++;
+  if (spanner_.life == nullptr) return SeatSpanner();
+  TellSpanner({life});
+  TellSpanOrder(life, {});
+}
+
+// The spanner hears of members before they can hear of it.
+void Controller::Impl::TellSpanner(const std::vector<Life*>& members) { TellSpanOrder(spanner_.life, members); }
+
+void Controller::Impl::TellSpanOrder(Life* life, const std::vector<Life*>& members) {
+  WorkerOp op;
+  SpanOrder* order = op.mutable_span_order();
+  order->set_epoch(spanner_.epoch);
+  order->set_log(life->log);
+  order->set_spanner(spanner_.life->incarnation.value());
+  if (life != spanner_.life && life->peers.insert(spanner_.life->incarnation).second) {
+    order->set_spanner_address(spanner_.life->data_address);
+  }
+  for (Life* member : members) NameSpanWorker(life, *member, order->add_members());
+  dispatcher_.SendNow(life, std::move(op));
+}
+
+// On the first of those that have a log, or else on nobody.
+void Controller::Impl::SeatSpanner() {
+  std::vector<Life*> members;
+  for (ctl::ClusterTable::Slot& slot : cluster_.slots()) {
+    if (slot.life->up && slot.life->log != 0) members.push_back(slot.life.get());
+  }
+  spanner_.life = members.empty() ? nullptr : members.front();
+  if (spanner_.life == nullptr) return;
+  ++spanner_.epoch;
+  TellSpanner(members);
+  for (Life* member : members) {
+    if (member != spanner_.life) TellSpanOrder(member, {});
+  }
 }
 
 // The others would wait for it for ever.
@@ -80,17 +105,10 @@ void Controller::Impl::DropSpans(SessionId session, const absl::Status& why) {
     for (const ctl::Span::Part& part : span->parts) {
       if (part.life == nullptr) continue;
       const ctl::Node* node = nodes_.Find(part.ticket);
+      if (node != nullptr && !node->sent) continue;
       WorkerOp op;
-      if (node != nullptr && !node->sent) {
-        *op.mutable_void_span()->mutable_place() = PlaceOf(*span, part);
-        if (!part.life->up) {
-          part.life->void_spans.push_back(PlaceOf(*span, part));
-          continue;
-        }
-      } else {
-        op.mutable_abort_launch()->set_ticket(part.ticket.value());
-        ctl::ToProto(why, op.mutable_abort_launch()->mutable_why());
-      }
+      op.mutable_abort_launch()->set_ticket(part.ticket.value());
+      ctl::ToProto(why, op.mutable_abort_launch()->mutable_why());
       dispatcher_.SendNow(part.life, std::move(op));
     }
     spans_.Erase(*span);

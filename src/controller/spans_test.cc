@@ -78,15 +78,18 @@ TEST_F(SpansTest, EachWorkerGetsItsPart) {
   EXPECT_NE(first.space(), 0u);
   ASSERT_EQ(first.workers_size(), 2);
   EXPECT_EQ(first.workers(1).incarnation(), world.At(1).incarnation.value());
-  EXPECT_EQ(first.workers(1).data_address(), "address-" + world.At(1).incarnation.ToString());
+  EXPECT_EQ(first.workers(1).data_address(),
+            "");  // it was told with the order (WorkersHearWhoNumbersLaunchesBeforeTheFirst)
   EXPECT_EQ(first.workers(0).data_address(), "");
-  EXPECT_EQ(first.place().previous(), 0u);
+  EXPECT_EQ(first.number(), 1u);
+  EXPECT_EQ(second.number(), 1u);
 
-  // The next one names the one before it on each worker, and no address again.
+  // No address again.
   const ExecuteResult again = Run(f, result.outputs[0]);
   world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, again.outputs[0]), After(After({1, 2, 3, 4})));
-  EXPECT_EQ(world.At(1).spans[1].place().previous(), first.place().number());
+  EXPECT_EQ(world.At(1).spans[1].number(), 2u);
+  EXPECT_EQ(world.At(1).spans[1].horizon(), 2u);  // the first is over
   EXPECT_EQ(world.At(0).spans[1].workers(1).data_address(), "");
   EXPECT_NE(world.At(0).spans[1].space(), first.space());
   Close();
@@ -135,6 +138,22 @@ TEST_F(SpansTest, WhenOnePartFailsTheOthersAreAborted) {
   Close();
 }
 
+// Its outputs were deleted: no array says that it failed.
+TEST_F(SpansTest, WhenOnePartFailsOfALaunchWhoseOutputsNobodyHoldsTheOthersAreAbortedAsWell) {
+  for (int slot : {0, 1, 2}) world.Start(slot);
+  const ArraySpec spec = Over({0, 1, 2});
+  const ExecuteResult result = Run(Add(spec), Up(spec, {1, 2, 3, 4, 5, 6}));
+  world.controller.Release(kSession, result.outputs[0]);
+  world.fail_next_launch = StatusProto();
+  world.fail_next_launch->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+  world.fail_next_launch->set_message("no such luck");
+  world.RunAll();
+  int aborted = 0;
+  for (int slot : {0, 1, 2}) aborted += static_cast<int>(world.At(slot).aborted.size());
+  EXPECT_EQ(aborted, 2);
+  Close();
+}
+
 TEST_F(SpansTest, ALostWorkerEndsTheLaunchOnTheOthers) {
   for (int slot : {0, 1}) world.Start(slot);
   const ArraySpec spec = Over({0, 1});
@@ -147,31 +166,86 @@ TEST_F(SpansTest, ALostWorkerEndsTheLaunchOnTheOthers) {
   ASSERT_EQ(world.At(0).aborted.size(), 1u);
   EXPECT_EQ(world.At(0).aborted.begin()->second.code(), static_cast<int>(absl::StatusCode::kDataLoss));
   EXPECT_EQ(world.ReadWhole(kSession, result.outputs[0]).status().code(), absl::StatusCode::kDataLoss);
-  // The worker that comes back counts from the beginning.
+  // The worker that comes back has a log of its own.
   world.Start(1);
   const ExecuteResult next = Run(f, Up(spec, {5, 6, 7, 8}));
   world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, next.outputs[0]), After({5, 6, 7, 8}));
-  EXPECT_EQ(world.At(1).spans.back().place().previous(), 0u);
-  EXPECT_NE(world.At(0).spans.back().place().previous(), 0u);
+  ASSERT_EQ(world.At(1).span_orders.size(), 1u);
+  EXPECT_EQ(world.At(1).span_orders[0].log(), 3u);
   Close();
 }
 
-// Another session's launch has a place that will never be used: those who come after it are told.
-TEST_F(SpansTest, PlacesOfLaunchesThatAreNeverSentAreVoid) {
-  world.Start(0);
-  const ArraySpec spec = Over({0, 1});
-  Run(Add(spec, kOther), Up(spec, {1, 2, 3, 4}, kOther), kOther);
-  const ExecuteResult mine = Run(Add(spec), Up(spec, {5, 6, 7, 8}));
-  world.controller.CloseSession(kOther, absl::CancelledError("gone"));
-  world.Start(1);
+TEST_F(SpansTest, WorkersHearWhoNumbersLaunchesBeforeTheFirst) {
+  for (int slot : {0, 1, 2}) world.Start(slot);
   world.RunAll();
-  for (int slot : {0, 1}) {
-    ASSERT_EQ(world.At(slot).void_spans.size(), 1u) << slot;
-    ASSERT_EQ(world.At(slot).spans.size(), 1u) << slot;
-    EXPECT_EQ(world.At(slot).spans[0].place().previous(), world.At(slot).void_spans[0].number()) << slot;
+  for (int slot : {0, 1, 2}) EXPECT_THAT(world.At(slot).span_orders, IsEmpty());
+  const auto run = [&](const std::vector<int>& slots) {
+    const ArraySpec spec = Over(slots);
+    Run(Add(spec), Up(spec, Values(static_cast<size_t>(2 * slots.size()), 1)));
+    world.RunAll();
+  };
+  run({0, 1});
+  // The spanner is at one of them, which hears of each that joins; the other hears where it is.
+  ASSERT_EQ(world.At(1).span_orders.size(), 1u);
+  const uint64_t first = world.At(0).incarnation.value(), second = world.At(1).incarnation.value();
+  EXPECT_EQ(world.At(1).span_orders[0].spanner(), first);
+  EXPECT_EQ(world.At(1).span_orders[0].spanner_address(), "address-" + world.At(0).incarnation.ToString());
+  EXPECT_EQ(world.At(1).span_orders[0].epoch(), 1u);
+  EXPECT_EQ(world.At(0).span_orders.back().members(0).data_address(), "address-" + world.At(1).incarnation.ToString());
+  std::vector<uint64_t> members;
+  for (const SpanOrder& order : world.At(0).span_orders) {
+    for (const SpanWorker& member : order.members()) members.push_back(member.incarnation());
   }
+  EXPECT_THAT(members, ElementsAre(first, second));
+  EXPECT_THAT(world.At(2).span_orders, IsEmpty());
+  EXPECT_EQ(world.At(0).spans[0].workers(0).log(), 1u);
+  EXPECT_EQ(world.At(0).spans[0].workers(1).log(), 2u);
+
+  run({1, 2});
+  ASSERT_EQ(world.At(2).span_orders.size(), 1u);
+  EXPECT_EQ(world.At(2).span_orders[0].log(), 3u);
+  EXPECT_EQ(world.At(0).span_orders.back().members(0).incarnation(), world.At(2).incarnation.value());
+  Close();
+}
+
+TEST_F(SpansTest, WhenTheSpannersWorkerIsLostAnotherOneTakesOver) {
+  for (int slot : {0, 1, 2}) world.Start(slot);
+  const ArraySpec spec = Over({0, 1, 2});
+  const ExecutableId f = Add(spec);
+  Run(f, Up(spec, {1, 2, 3, 4, 5, 6}));
+  world.RunAll();
+  world.Kill(0);
+  world.RunAll();
+  EXPECT_EQ(world.At(1).span_orders.back().epoch(), 2u);
+  EXPECT_EQ(world.At(1).span_orders.back().spanner(), world.At(1).incarnation.value());
+  ASSERT_EQ(world.At(1).span_orders.back().members_size(), 2);
+  EXPECT_EQ(world.At(1).span_orders.back().members(1).incarnation(), world.At(2).incarnation.value());
+  EXPECT_EQ(world.At(2).span_orders.back().spanner(), world.At(1).incarnation.value());
+  world.Start(0);
+  const ExecuteResult next = Run(f, Up(spec, {1, 2, 3, 4, 5, 6}));
+  world.RunAll();
+  EXPECT_EQ(*world.ReadWhole(kSession, next.outputs[0]), After({1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(world.At(0).span_orders.back().spanner(), world.At(1).incarnation.value());
+  EXPECT_EQ(world.At(0).span_orders.back().log(), 4u);
+  Close();
+}
+
+// A launch that waits for a worker holds up nobody, and what is never sent has no number.
+TEST_F(SpansTest, OthersGoPastOneThatWaitsForItsWorker) {
+  for (int slot : {0, 1}) world.Start(slot);
+  const ArraySpec far = Over({0, 2}), near = Over({0, 1});
+  Run(Add(far, kOther), Up(far, {1, 2, 3, 4}, kOther), kOther);
+  const ExecuteResult mine = Run(Add(near), Up(near, {5, 6, 7, 8}));
+  world.RunAll();
   EXPECT_EQ(*world.ReadWhole(kSession, mine.outputs[0]), After({5, 6, 7, 8}));
+  EXPECT_EQ(world.At(0).spans.at(0).number(), 1u);
+  EXPECT_EQ(world.At(0).spans.at(0).horizon(), 1u);
+  world.controller.CloseSession(kOther, absl::CancelledError("gone"));
+  world.Start(2);
+  world.RunAll();
+  EXPECT_EQ(world.At(0).spans.size(), 1u);
+  EXPECT_THAT(world.At(2).spans, IsEmpty());
   Close();
 }
 

@@ -25,6 +25,10 @@ struct Knobs {
   int steps = 60;  // of each session
   // Chances at every look (some 7 looks a second) or, for the last two, of every launch and load.
   double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
+  double spans = 0;        // chance that a program's devices lie on two slices
+  double repeat_mail = 0;  // chance that what one worker says to another comes twice
+  // The control experiment: workers but the spanner's start launches that span them as soon as their own part is ready.
+  bool unordered = false;
   bool tight_memory = false;
   bool restart_rm = false;
   SchedulingPolicyProto policy = POLICY_CLIENT_ORDER;

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     total.launches += outcome.launches;
     total.copies += outcome.copies;
     total.losses += outcome.losses;
+    total.spans += outcome.spans;
     total.virtual_time += outcome.virtual_time;
     if (outcome.violations.empty()) continue;
     ++failed;
@@ -53,11 +54,11 @@ int main(int argc, char** argv) {
   const double seconds = static_cast<double>(MonotonicClock().Now() - start) / 1e9;
   std::printf(
       "%lld seeds, %lld failed, %.1f s (%.0f x real time): %llu events, %llu launches, %llu copies, %llu "
-      "values right, %llu errors explained, %llu losses\n",
+      "values right, %llu errors explained, %llu losses, %llu collectives over workers\n",
       static_cast<long long>(ran), static_cast<long long>(failed), seconds,
       static_cast<double>(total.virtual_time) / 1e9 / seconds, static_cast<unsigned long long>(total.events),
       static_cast<unsigned long long>(total.launches), static_cast<unsigned long long>(total.copies),
       static_cast<unsigned long long>(total.reads_ok), static_cast<unsigned long long>(total.reads_failed),
-      static_cast<unsigned long long>(total.losses));
+      static_cast<unsigned long long>(total.losses), static_cast<unsigned long long>(total.spans));
   return failed == 0 ? 0 : 1;
 }

@@ -46,6 +46,8 @@ TEST(SimTest, FewSeedsKeepAllRulesAndCoverEveryKindOfWork) {
     total.copies += outcome.copies;
     total.losses += outcome.losses;
     total.pulls += outcome.pulls;
+    total.spans += outcome.spans;
+    total.mails += outcome.mails;
   }
   EXPECT_GT(total.reads_ok, 1000u);
   EXPECT_GT(total.reads_failed, 50u);
@@ -53,6 +55,63 @@ TEST(SimTest, FewSeedsKeepAllRulesAndCoverEveryKindOfWork) {
   EXPECT_GT(total.copies, 300u);
   EXPECT_GT(total.losses, 10u);
   EXPECT_GT(total.pulls, 200u);
+  EXPECT_GT(total.spans, 50u);
+  EXPECT_GT(total.mails, 200u);
+}
+
+Knobs Spanning() {
+  Knobs knobs = Calm();
+  knobs.slices = 4;
+  knobs.sessions = 3;
+  knobs.spans = 0.7;
+  knobs.repeat_mail = 0.05;
+  return knobs;
+}
+
+// Launches over overlapping pairs of workers, of several sessions: without faults, all values are right.
+TEST(SimTest, LaunchesThatSpanWorkersEndWithoutErrors) {
+  uint64_t spans = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    Knobs knobs = Spanning();
+    if (seed % 3 == 0) knobs.message_max = 20 * kMillisecond;
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.reads_failed, 0u) << seed;
+    spans += outcome.spans;
+  }
+  EXPECT_GT(spans, 200u);
+}
+
+// The control experiment: the same runs end because of the order that workers agree on, and for no other reason.
+TEST(SimTest, WithoutTheirOrderLaunchesThatSpanWorkersWaitForEachOther) {
+  int stalled = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    Knobs knobs = Spanning();
+    if (seed % 3 == 0) knobs.message_max = 20 * kMillisecond;
+    knobs.unordered = true;
+    stalled += RunSeed(seed, knobs).violations.empty() ? 0 : 1;
+  }
+  EXPECT_GE(stalled, 6);
+}
+
+// The first worker has the spanner: another one takes over, and what the survivors have started ends in one order.
+TEST(SimTest, WorkersThatHaveTheSpannerAreKilled) {
+  uint64_t losses = 0, right = 0, spans = 0;
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    Knobs knobs = Spanning();
+    for (int i = 0; i < 4; ++i) {
+      knobs.faults.push_back({seed % 4 == 0 ? Fault::Kind::kPause : Fault::Kind::kKill, (150 + 400 * i) * kMillisecond,
+                              (i + static_cast<int>(seed)) % 4, 4 * kSecond});
+    }
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    losses += outcome.losses;
+    right += outcome.reads_ok;
+    spans += outcome.spans;
+  }
+  EXPECT_GE(losses, 48u);
+  EXPECT_GT(right, 500u);
+  EXPECT_GT(spans, 200u);
 }
 
 TEST(SimTest, NoFaultMeansNoErrorAndNoLoss) {

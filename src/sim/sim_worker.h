@@ -19,6 +19,7 @@
 #include "sim/content.h"
 #include "sim/knobs.h"
 #include "sim/world.h"
+#include "worker/mail_gate.h"
 #include "worker/worker_core.h"
 
 namespace landbridge::sim {
@@ -38,6 +39,13 @@ class Fabric {
   virtual void CloseConnection(Incarnation from, const Grant& grant) = 0;
   // The bytes of a published box begin to travel.
   virtual void PullStarted(Incarnation source, Incarnation target) = 0;
+  // Between the cores of two workers: in order, unless one of the grants ends.
+  virtual void Mail(Incarnation from, const Grant& grant, Incarnation to, std::string mail) = 0;
+  // One part of a launch whose collectives need all `parts` has started: `met` runs, soon after all have.
+  virtual void MeetSpan(uint64_t space, int parts, Incarnation who, std::function<void()> met) = 0;
+  virtual void LeaveSpan(uint64_t space, Incarnation who) = 0;
+  // The device's log has the launch now.
+  virtual void SpanInLog(Incarnation who, const Grant& grant, uint32_t device, uint64_t number) = 0;
 };
 
 class SimWorker : private WorkerSink, private WorkerLeaseSink {
@@ -80,6 +88,9 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   // The peer does not want them any more: a pull that waits for its publication ends at once.
   void CancelPull(Incarnation peer, TransferId transfer);
   absl::StatusOr<Content> ReadPublished(uint64_t read);
+  const Grant& grant() const { return grant_; }
+  // Of another worker, for the core under the grant `to`.
+  void OnMail(Incarnation from, const Grant& to, const std::string& mail);
   void PeerDied(Incarnation peer);  // its pulls that wait here end
   // SIGKILL: whoever waits for bytes of this process sees the connection end.
   void Die();
@@ -111,7 +122,11 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void StopRead(uint64_t read) override;
   void Free(BufferRef ref) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
-  void AbortLaunch(Ticket, const absl::Status&) override {}  // no launch of a simulation spans workers
+  void AbortLaunch(Ticket ticket, const absl::Status& why) override;
+  void SendMail(Incarnation peer, std::string mail) override;
+  void ListenTo(Incarnation peer) override;
+  void ReadMail(Incarnation peer);
+  void TakeOwnTurn(Incarnation spanner, const std::string& mail);
   // WorkerLeaseSink
   void SendReport(MemberReport report) override;
   void Activated(const Grant& grant, ProxyLife holder) override;
@@ -124,7 +139,11 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
     std::shared_ptr<const Launch> launch;
     uint64_t constant = 0;
     bool started = false;
+    bool meets = false;  // waits for the other parts
+    bool ends = false;   // nothing keeps it from its end
+    absl::Status status, aborted;
     DurationNs duration = 0;
+    std::vector<std::vector<Content>> arguments;  // by device
   };
   struct Make {
     std::shared_ptr<const MakeBuffers> op;
@@ -152,6 +171,10 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   void OpenStream(const Grant& grant);
   void StartIfFirst(const std::shared_ptr<Run>& run);  // on all its devices
   void Start(const std::shared_ptr<Run>& run);
+  void RunOn(const std::shared_ptr<Run>& run);
+  static bool HasCollectives(const Run& run);
+  void Abort(const std::shared_ptr<Run>& run, const absl::Status& why);
+  void Finish(const std::shared_ptr<Run>& run, uint64_t generation);
   void StartPull(const std::shared_ptr<Make>& make, const Piece& piece, const IndexBox& target);
   void FinishMake(const std::shared_ptr<Make>& make);
   void AnswerEarlyPulls(uint64_t transfer, const absl::Status& why);
@@ -205,6 +228,8 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   std::map<uint64_t, absl::Status> unpublished_;  // why pulls of these are refused
   std::map<uint64_t, std::vector<std::pair<Incarnation, std::function<void(absl::StatusOr<Content>)>>>> early_pulls_;
   std::map<uint64_t, OpenRead> reads_;
+  MailGate mails_;
+  uint64_t own_turns_ = 0;
 };
 
 }  // namespace landbridge::sim

@@ -187,6 +187,8 @@ Knobs KnobsOfSeed(uint64_t seed) {
   knobs.activation_budget = 2 + static_cast<uint32_t>(random.NextBelow(7));
   knobs.sequential_dispatch = random.NextBelow(5) == 0;
   knobs.only_reshards = random.NextBelow(6) == 0;
+  if (random.NextBelow(2) == 0) knobs.spans = 0.5;
+  if (random.NextBelow(4) == 0) knobs.repeat_mail = 0.05;
   return knobs;
 }
 

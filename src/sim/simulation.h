@@ -31,6 +31,7 @@ struct Outcome {
   std::vector<std::string> violations;  // empty: all rules kept
   uint64_t events = 0;
   uint64_t reads_ok = 0, reads_failed = 0, launches = 0, copies = 0, losses = 0, pulls = 0;
+  uint64_t spans = 0, mails = 0;  // launches over several workers whose parts met; messages between workers
   DurationNs virtual_time = 0;
 };
 

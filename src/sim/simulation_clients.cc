@@ -127,6 +127,7 @@ void Simulation::AddProgram(Client& client) {
   Program program;
   program.slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
   program.layout = static_cast<int>(world_.random().NextBelow(4));
+  if (world_.Chance(knobs_.spans)) program.layout = 4 + static_cast<int>(world_.random().NextBelow(3));
   program.arity = 1 + static_cast<int>(world_.random().NextBelow(2));
   program.donates = world_.Chance(0.4);
   program.constant = next_constant_++;
@@ -141,6 +142,7 @@ void Simulation::AddProgram(Client& client) {
   info.set_num_replicas(1);
   info.set_num_partitions(devices);
   info.set_portable(devices == 1);
+  info.set_split(SlicesOf(program.slice, program.layout).size() > 1);
   info.set_can_fail_on_one_shard(knobs_.fail_launch > 0);
   auto fill = [&](TensorInfo* tensor) {
     tensor->set_dtype(static_cast<int32_t>(DType::kU64));
@@ -169,6 +171,7 @@ void Simulation::Execute(Client& client) {
   ArrayState* donor = nullptr;
   for (int a = 0; a < program.arity; ++a) {
     ArrayState* array = PickArray(client, program.slice, program.layout);
+    if (array == nullptr && program.layout >= 4) return ReshardTo(client, program.slice, program.layout);
     if (array == nullptr || (program.donates && donor != nullptr && array->id == donor->id)) return Upload(client);
     if (a == 0 && program.donates) donor = array;
     arguments.push_back(*array);
@@ -195,7 +198,7 @@ void Simulation::Execute(Client& client) {
   out.slice = program.slice;
   out.layout = program.layout;
   out.blame.may_fail = knobs_.fail_launch > 0 || knobs_.fail_load > 0;
-  out.blame.slices = {program.slice};
+  out.blame.slices = SlicesOf(program.slice, program.layout);
   out.expected = Empty(arguments[0].expected.dims);
   std::vector<uint64_t> row(arguments.size());
   for (size_t e = 0; e < out.expected.elements.size(); ++e) {
@@ -240,11 +243,16 @@ void Simulation::Copy(Client& client) {
 }
 
 void Simulation::Reshard(Client& client) {
+  const int slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
+  ReshardTo(client, slice, static_cast<int>(world_.random().NextBelow(kLayouts)));
+}
+
+void Simulation::ReshardTo(Client& client, int slice, int layout) {
   ArrayState* array = PickArray(client);
   if (array == nullptr) return Upload(client);
   ArrayState out = *array;
-  out.slice = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
-  out.layout = static_cast<int>(world_.random().NextBelow(kLayouts));
+  out.slice = slice;
+  out.layout = layout;
   out.blame.slices.merge(SlicesOf(out.slice, out.layout));
   const bool donate = world_.Chance(0.2);
   absl::StatusOr<std::vector<ArrayId>> ids =
@@ -397,7 +405,7 @@ void Simulation::ResolveRead(RequestId id, absl::StatusOr<ReadResult> result) {
       CheckValue(request, *content);
     } else {
       ++outcome_.reads_failed;
-      if (slices_hurt_.count(request.array.slice) == 0)
+      if (!FaultsExplain({SlicesOf(request.array.slice, request.array.layout), false}, absl::DataLossError("")))
         world_.Violation("the bytes of a read are not there: " + content.status().ToString());
     }
     controller_.ReleaseRead(id);

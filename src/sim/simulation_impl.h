@@ -1,6 +1,6 @@
 // One run: all processes of a cluster, their connections, faults and clients, in virtual time. Split over
-// simulation.cc (the run), simulation_processes.cc (processes, connections, faults), simulation_clients.cc (what clients do
-// and whether the answers are right).
+// simulation.cc (the run), simulation_processes.cc (processes, connections, faults), simulation_spans.cc (what workers tell
+// each other), simulation_clients.cc (what clients do and whether the answers are right).
 //
 // Not thread-safe.
 #pragma once
@@ -94,6 +94,10 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void WorkerRestarts(Incarnation who, const std::string& why) override;
   void CloseConnection(Incarnation from, const Grant& grant) override;
   void PullStarted(Incarnation source, Incarnation target) override;
+  void Mail(Incarnation from, const Grant& grant, Incarnation to, std::string mail) override;
+  void MeetSpan(uint64_t space, int parts, Incarnation who, std::function<void()> met) override;
+  void LeaveSpan(uint64_t space, Incarnation who) override;
+  void SpanInLog(Incarnation who, const Grant& grant, uint32_t device, uint64_t number) override;
 
   // --- ControllerSink
   void SendToWorker(Incarnation worker, WorkerOp op) override;
@@ -154,6 +158,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void Execute(Client& client);
   void Copy(Client& client);
   void Reshard(Client& client);
+  void ReshardTo(Client& client, int slice, int layout);
   void DeleteOne(Client& client);
   void ReadOne(Client& client, const ArrayState& array, bool release_before_answer);
   ArrayState* PickArray(Client& client, int slice = -1, int layout = -1);
@@ -199,6 +204,11 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   bool all_up_once_ = false;
   TimeNs last_fault_ = 0;
   int pulls_ = 0;
+  std::map<std::pair<Incarnation, Incarnation>, TimeNs> mail_at_;              // deliveries stay in order
+  std::map<Incarnation, GrantNumber> lost_grants_;                             // the latest that the proxy gave up
+  std::map<uint64_t, std::map<Incarnation, std::function<void()>>> meetings_;  // by space
+  std::map<std::pair<Incarnation, uint32_t>, std::pair<Grant, uint64_t>> last_span_;  // of each device
+  std::set<std::pair<uint64_t, uint64_t>> span_before_;
   Outcome outcome_;
 };
 

@@ -89,6 +89,7 @@ void Simulation::KillWorker(int slice) {
   dead_.push_back(std::move(it->second));
   workers_.erase(it);
   for (auto& [other, worker] : workers_) worker->PeerDied(incarnation);
+  for (auto& [space, meeting] : meetings_) meeting.erase(incarnation);
   world_.After(world_.Between(kMillisecond, 10 * kMillisecond), [this, incarnation, life = rm_life_] {
     if (rm_up_ && rm_life_ == life) rm_->OnMemberGone(incarnation, world_.now());
   });
@@ -297,6 +298,7 @@ void Simulation::MemberLost(const MemberRef& member, const absl::Status& why) {
   world_.Trace([&] { return "lost: " + why.ToString(); });
   if (why.code() != absl::StatusCode::kDataLoss) world_.Violation("a loss that is not DATA_LOSS: " + why.ToString());
   slices_hurt_.insert(member.slice.index);
+  lost_grants_[member.incarnation] = std::max(lost_grants_[member.incarnation], member.grant.number);
   ++outcome_.losses;
   members_.erase(member.incarnation);
   world_.After(0, [this, member, why] { controller_.OnWorkerLost(member.incarnation, why, world_.now()); });

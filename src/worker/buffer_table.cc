@@ -39,14 +39,25 @@ Buffer* BufferTable::Create(BufferRef ref, PoolId pool, int64_t bytes, SessionId
   return buffer;
 }
 
+void BufferTable::SetPromised(Buffer& buffer) {
+  if (std::exchange(buffer.promised, true)) return;
+  for (const Waiter& waiter : buffer.waiters) {
+    if (IsLaunch(waiter.kind)) wakes_.push_back(Wake{waiter, Event::kPromised, nullptr});
+  }
+}
+
 void BufferTable::SetEnqueued(Buffer& buffer) {
   buffer.state = BufferState::kEnqueued;
+  const bool was_promised = std::exchange(buffer.promised, true);
   for (Waiter& waiter : buffer.waiters) {
     const bool usable =
         waiter.kind == WaiterKind::kLaunch || (waiter.kind == WaiterKind::kLaunchGang && !buffer.can_fail_alone);
-    if (!usable) continue;
-    wakes_.push_back(Wake{waiter, Event::kUsable, nullptr});
-    waiter.kind = WaiterKind::kLaunchPoison;
+    if (usable) {
+      wakes_.push_back(Wake{waiter, Event::kUsable, nullptr, was_promised});
+      waiter.kind = WaiterKind::kLaunchPoison;
+    } else if (!was_promised && IsLaunch(waiter.kind)) {
+      wakes_.push_back(Wake{waiter, Event::kPromised, nullptr});
+    }
   }
 }
 
@@ -63,7 +74,8 @@ void BufferTable::SetResident(Buffer& buffer) {
   buffer.state = BufferState::kResident;
   buffer.charged = true;
   for (const Waiter& waiter : buffer.waiters) {
-    if (waiter.kind != WaiterKind::kLaunchPoison) wakes_.push_back(Wake{waiter, Event::kUsable, nullptr});
+    if (waiter.kind == WaiterKind::kLaunchPoison) continue;
+    wakes_.push_back(Wake{waiter, Event::kUsable, nullptr, buffer.promised});
   }
   buffer.waiters.clear();
 }

@@ -28,7 +28,8 @@ struct Buffer {
   bool delete_requested = false;
   bool can_fail_alone = false;  // while not resident: other shards of what uses it may be good when this one is bad
   bool doubtful = false;        // its producer failed and has not ended: enqueued is not enough for anybody
-  bool donor_cleared = false;   // the donor was told that nobody else needs the buffer
+  bool promised = false;       // its launch is enqueued, or has all it needs but its turn among those that span workers
+  bool donor_cleared = false;  // the donor was told that nobody else needs the buffer
   bool donor_is_make = false;
   SessionId session;
   Ticket producer;
@@ -50,12 +51,14 @@ class BufferTable {
     kUsable,    // what it waited for is there
     kPoisoned,  // ... and never will be
     kDoubtful,  // it counted on the buffer, and has to wait for it again
+    kPromised,  // its launch is sure to come: good enough for a turn behind it, not for a start
     kMayTake,   // for the donor: nobody else needs it
   };
   struct Wake {
     Waiter who;
     Event event = Event::kUsable;
     PoisonPtr poison;
+    bool was_promised = false;  // kUsable: who waited was told so, or found it so
   };
 
   BufferTable(WorkerSink* sink, MemoryAdmission* memory) : sink_(sink), memory_(memory) {}
@@ -81,7 +84,8 @@ class BufferTable {
   }
   size_t size() const { return slab_.size(); }
 
-  // --- State, set by the producer.
+  // --- State, set by the producer. Promised comes once, if at all; before enqueued, or with it.
+  void SetPromised(Buffer& buffer);
   void SetEnqueued(Buffer& buffer);
   // Its producer failed, but has not ended (what is before it may be the cause): whoever counted on it and is not
   // handed over waits again. A gang with an error among its inputs would hang in its collectives.

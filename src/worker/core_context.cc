@@ -11,12 +11,12 @@
 namespace landbridge {
 
 void Reporter::Failed(const std::vector<BufferRef>& refs, const Poison& poison, Ticket node) {
-  if (muted_ || (refs.empty() && !node.valid())) return;
+  if (muted_) return;
   WorkerReport report;
   BuffersFailed* failed = report.mutable_failed();
   for (BufferRef ref : refs) RefToProto(ref, failed->add_refs());
   *failed->mutable_status() = PoisonToProto(poison);
-  if (refs.empty()) failed->mutable_status()->set_root_ticket(node.value());  // nothing else says whose failure it is
+  failed->set_ticket(node.value());
   sink_->Report(std::move(report));
 }
 
@@ -69,7 +69,7 @@ void CoreContext::CreatePoisoned(const std::vector<BufferRef>& refs, Ticket tick
     buffers.SetPoisoned(*buffer, poison);
     made.push_back(ref);
   }
-  if (reported) report.Failed(made, *poison, refs.empty() ? ticket : Ticket());
+  if (reported) report.Failed(made, *poison, ticket);
 }
 
 void MemoryNeeds::Add(PoolId pool, int64_t bytes) {

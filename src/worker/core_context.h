@@ -29,8 +29,8 @@ class Reporter {
   void Now(WorkerReport report) {
     if (!muted_) sink_->Report(std::move(report));
   }
-  // `node`: which failed, for those that make nothing and yet are awaited.
-  void Failed(const std::vector<BufferRef>& refs, const Poison& poison, Ticket node = Ticket());
+  // `node`: which failed. Of what it makes, perhaps nothing is known any more; somebody may wait for its end all the same.
+  void Failed(const std::vector<BufferRef>& refs, const Poison& poison, Ticket node);
   void NodeEnded(Ticket ticket) { tickets_.push_back(ticket); }
   void Hurry() { hurried_ = true; }  // somebody waits for one of the ended nodes
   void UploadDone(uint64_t key) { keys_.push_back(key); }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/dtype.h"
+#include "proto/landbridge/order.pb.h"
 #include "worker/worker_core.h"
 
 namespace landbridge::testing {
@@ -101,6 +102,29 @@ class RecordingSink : public WorkerSink {
   void StopRead(uint64_t read) override { Add("StopRead ", read); }
   void Free(BufferRef ref) override { Add("Free ", ref.ToString()); }
   void PeerLost(Incarnation peer, const absl::Status&) override { Add("PeerLost ", peer.ToString()); }
+  void SendMail(Incarnation peer, std::string mail) override { Add("SendMail ", peer.ToString(), " ", MailText(mail)); }
+  void ListenTo(Incarnation peer) override { Add("ListenTo ", peer.ToString()); }
+  static std::string MailText(const std::string& bytes) {
+    OrderMail mail;
+    if (!mail.ParseFromString(bytes)) return "nonsense";
+    switch (mail.mail_case()) {
+      case OrderMail::kReady: {
+        std::string text = absl::StrCat("ready ", mail.ready().number());
+        for (const OrderAfter& after : mail.ready().after()) {
+          absl::StrAppend(&text, " after ", after.number(), after.data() ? " data" : "");
+        }
+        return text;
+      }
+      case OrderMail::kWithdrawn: return absl::StrCat("withdrawn ", mail.withdrawn().number());
+      case OrderMail::kHorizon: return absl::StrCat("horizon ", mail.horizon().horizon());
+      case OrderMail::kReport: return "report";
+      case OrderMail::kCommit:
+        return absl::StrCat("commit ", mail.commit().number(), " ", mail.commit().g(), " after ",
+                            mail.commit().previous_g());
+      case OrderMail::MAIL_NOT_SET: break;
+    }
+    return "nothing";
+  }
   void MeetPeer(Incarnation peer, const std::string& address) override {
     Add("MeetPeer ", peer.ToString(), " ", address);
   }

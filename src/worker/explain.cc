@@ -107,8 +107,9 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
 
   Reasons reasons;
   if (node.stage == Stage::kWaiting) {
-    if (node.op->has_span() && !spans_.Ready(node.ticket)) {
-      reasons.Add({{"what", "turn"}});  // earlier launches of its devices, and those that span workers, go first
+    if (node.promised && !spans_->MayStart(NumberOf(*node.op))) {
+      reasons.Add(
+          {{"what", "turn"}});  // its other parts are not ready, or others of its devices have their turn before
     }
     if (node.load_missing) reasons.Add({{"what", "load"}, {"executable", entry["executable"]}});
     for (const Buffer* buffer : node.inputs) {

@@ -40,32 +40,18 @@ std::unique_ptr<SchedulingPolicy> MakePolicy(const Scheduling& op) {
 
 constexpr uint64_t kFirstEpoch = 1;
 
-absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) {
-  const auto wrong = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " spans workers, but ", what));
-  };
-  const LaunchSpan& span = op.span();
-  if (!info.split()) return wrong("its program was not compiled for that");
-  if (span.shards_size() != op.devices_size()) return wrong("does not say which devices are here");
-  for (int d = 0; d < span.shards_size(); ++d) {
-    const bool ascends = d == 0 || span.shards(d) > span.shards(d - 1);
-    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices()))
-      return wrong("names its devices wrongly");
-  }
-  if (span.worker_of_device_size() != info.num_devices()) return wrong("does not say where all its devices are");
-  for (uint32_t worker : span.worker_of_device()) {
-    if (worker >= static_cast<uint32_t>(span.workers_size())) return wrong("names a worker that is not in it");
-  }
-  if (span.place().number() == 0 || span.place().previous() >= span.place().number()) return wrong("has no place");
-  return absl::OkStatus();
+std::vector<SliceId> LogsOf(const LaunchSpan& span) {
+  std::vector<SliceId> logs;
+  for (const SpanWorker& worker : span.workers()) logs.emplace_back(static_cast<int32_t>(worker.log()));
+  std::sort(logs.begin(), logs.end());
+  return logs;
 }
-
-SpanOrder::Place PlaceOf(const SpanPlace& place) { return {place.number(), place.previous()}; }
 
 }  // namespace
 
-LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits)
+LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits, SpanMember* spans)
     : context_(context),
+      spans_(spans),
       sequencer_(SequencerOptions(limits), MakeClientOrderPolicy(), kFirstEpoch),
       in_order_(context->memory.devices()),
       queued_on_(context->memory.devices(), 0) {}
@@ -183,6 +169,32 @@ void LaunchQueue::MaybeUnload(Program& program) {
 }
 
 // ---------------------------------------------------------------- arrival
+
+absl::Status LaunchQueue::CheckSpan(const Launch& op, const ExecutableInfo& info) const {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " spans workers, but ", what));
+  };
+  const LaunchSpan& span = op.span();
+  if (!info.split()) return wrong("its program was not compiled for that");
+  if (span.shards_size() != op.devices_size()) return wrong("does not say which devices are here");
+  for (int d = 0; d < span.shards_size(); ++d) {
+    const bool ascends = d == 0 || span.shards(d) > span.shards(d - 1);
+    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices()))
+      return wrong("names its devices wrongly");
+  }
+  if (span.worker_of_device_size() != info.num_devices()) return wrong("does not say where all its devices are");
+  for (uint32_t worker : span.worker_of_device()) {
+    if (worker >= static_cast<uint32_t>(span.workers_size())) return wrong("names a worker that is not in it");
+  }
+  if (span.has_failed()) return absl::OkStatus();  // not all its workers are there
+  const std::vector<SliceId> logs = LogsOf(span);
+  if (std::adjacent_find(logs.begin(), logs.end()) != logs.end()) return wrong("names a log twice");
+  if (!spans_->log().valid() || !std::binary_search(logs.begin(), logs.end(), spans_->log())) {
+    return wrong("does not name this worker's log");
+  }
+  if (span.number() == 0 || spans_->Knows(NumberOf(op))) return wrong("has a number that was used");
+  return absl::OkStatus();
+}
 
 absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) const {
   if (program == nullptr || program->unload_requested) {
@@ -358,6 +370,7 @@ PoisonPtr LaunchQueue::TakeInputs(Node& node) {
         [[fallthrough]];
       case BufferState::kPending:
         ++node.inputs_missing;
+        if (!buffer->promised) ++node.inputs_unpromised;
         buffers.AddWaiter(*buffer, Waiter{InputWaiter(node), node.self});
         break;
     }
@@ -411,9 +424,10 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   absl::InlinedVector<Buffer*, 8> inputs;
   if (status.ok()) status = FindInputs(op, &inputs);
   if (status.ok() && op.span().has_failed()) status = StatusFromProto(op.span().failed());
+  if (op.has_span()) spans_->OnHorizon(Ticket(op.span().horizon()));
   if (!status.ok()) {
     Reject(op, status);
-    LeaveUnplaced(op);
+    if (!spans_->Knows(NumberOf(op))) NeverStarts(op);
     return;
   }
 
@@ -430,7 +444,9 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   by_ticket_.emplace(ticket, handle);
   ++program->queued;
   for (uint32_t device : node.devices) ++queued_on_[device];
-  JoinSpans(node);
+  if (node.op->has_span()) {
+    spans_->Arrive(NumberOf(*node.op), ticket, LogsOf(node.op->span()), {node.devices.begin(), node.devices.end()});
+  }
   CreateOutputs(node);
   if (PoisonPtr poison = TakeInputs(node)) {
     Drop(node, poison);
@@ -455,32 +471,32 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
 
 bool LaunchQueue::Runnable(const Node& node) const {
   return !node.load_missing && node.inputs_missing == 0 && node.donations_missing == 0 && node.memory.waiting() == 0 &&
-         (!node.op->has_span() || spans_.Ready(node.ticket));
+         (!node.op->has_span() || spans_->MayStart(NumberOf(*node.op)));
 }
 
-void LaunchQueue::JoinSpans(const Node& node) {
-  if (!node.op->has_span()) return;
-  std::vector<Ticket> before;
-  launches_.ForEach([&](SlabHandle, const Node& other) {
-    if (other.ticket >= node.ticket || (other.stage != Stage::kWaiting && other.stage != Stage::kCandidate)) return;
-    const bool shares = std::any_of(other.devices.begin(), other.devices.end(), [&](uint32_t device) {
-      return std::find(node.devices.begin(), node.devices.end(), device) != node.devices.end();
-    });
-    if (shares) before.push_back(other.ticket);
-  });
-  spans_.Arrive(node.ticket, PlaceOf(node.op->span().place()), before);
-}
-
-void LaunchQueue::LeaveUnplaced(const Launch& op) {
-  if (op.has_span()) {
-    const SpanOrder::Place place = PlaceOf(op.span().place());
-    spans_.OnLeft(Ticket(op.ticket()), &place);
-  } else if (spans_.waiting() > 0) {
-    spans_.OnLeft(Ticket(op.ticket()), nullptr);
+// From here on nothing but an error can keep it from starting: its workers may agree on its turn, and on that of what
+// takes its outputs, before it has started.
+void LaunchQueue::CheckPromise(Node& node) {
+  if (node.promised || node.load_missing || node.inputs_unpromised > 0 || node.donations_missing > 0 ||
+      node.memory.waiting() > 0) {
+    return;
   }
+  node.promised = true;
+  std::vector<After> after;
+  for (const Buffer* input : node.inputs) {
+    if (input->state != BufferState::kPending) continue;
+    auto producer = by_ticket_.find(input->producer);
+    if (producer == by_ticket_.end()) continue;
+    const After one{NumberOf(*launches_.Get(producer->second)->op), true};
+    if (std::find(after.begin(), after.end(), one) == after.end()) after.push_back(one);
+  }
+  spans_->SetReady(NumberOf(*node.op), std::move(after));
+  for (Buffer* output : node.outputs) context_->buffers.SetPromised(*output);
 }
 
-void LaunchQueue::OnVoidSpan(const VoidSpan& op) { spans_.OnVoid(PlaceOf(op.place())); }
+void LaunchQueue::NeverStarts(const Launch& op) {
+  if (op.span().number() != 0) spans_->OnDropped(NumberOf(op));
+}
 
 void LaunchQueue::OnAbort(const AbortLaunch& op) {
   const Ticket ticket(op.ticket());
@@ -511,7 +527,9 @@ Candidate LaunchQueue::MakeCandidate(const Node& node) const {
 }
 
 void LaunchQueue::CheckRunnable(Node& node, TimeNs now) {
-  if (node.stage != Stage::kWaiting || !Runnable(node)) return;
+  if (node.stage != Stage::kWaiting) return;
+  if (node.op->has_span()) CheckPromise(node);
+  if (!Runnable(node)) return;
   node.stage = Stage::kCandidate;
   node.ready_since = now;
   sequencer_.AddCandidate(MakeCandidate(node));
@@ -523,7 +541,11 @@ void LaunchQueue::OnWake(const BufferTable::Wake& wake, TimeNs now) {
   if (node == nullptr || node->stage == Stage::kPlaced || node->stage == Stage::kDone) return;
   switch (wake.event) {
     case BufferTable::Event::kMayTake: --node->donations_missing; break;
-    case BufferTable::Event::kUsable: --node->inputs_missing; break;
+    case BufferTable::Event::kPromised: --node->inputs_unpromised; break;
+    case BufferTable::Event::kUsable:
+      --node->inputs_missing;
+      if (!wake.was_promised) --node->inputs_unpromised;
+      break;
     case BufferTable::Event::kDoubtful:
       ++node->inputs_missing;
       if (node->stage == Stage::kCandidate) {
@@ -563,7 +585,7 @@ void LaunchQueue::NeverPlaced(const Node& node) {
 void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
   BufferTable& buffers = context_->buffers;
   NeverPlaced(node);
-  LeaveUnplaced(*node.op);
+  NeverStarts(*node.op);
   node.memory.Drop(context_->memory, MemoryAdmission::Key{node.ticket});
   size_t next_donated = 0;  // in the order of inputs
   for (Buffer* buffer : node.inputs) {
@@ -598,7 +620,7 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
   BufferTable& buffers = context_->buffers;
   node.stage = Stage::kPlaced;
   node.place = place;
-  LeaveUnplaced(*node.op);
+  if (node.op->has_span()) spans_->OnStarted(NumberOf(*node.op));
   size_t next_donated = 0;
   bool uncertain = false;
   for (Buffer* buffer : node.inputs) {
@@ -711,7 +733,7 @@ void LaunchQueue::End(Node& node) {
 
 bool LaunchQueue::Advance(TimeNs now) {
   bool any = false;
-  for (Ticket ticket : spans_.TakeReady()) {
+  for (Ticket ticket : spans_->TakeStartable()) {
     if (auto it = by_ticket_.find(ticket); it != by_ticket_.end()) CheckRunnable(*launches_.Get(it->second), now);
   }
   while (!look_at_.empty()) {

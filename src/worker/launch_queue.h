@@ -18,13 +18,13 @@
 #include "worker/core_context.h"
 #include "worker/launch_args.h"
 #include "worker/sequencer.h"
-#include "worker/span_order.h"
+#include "worker/span_member.h"
 
 namespace landbridge {
 
 class LaunchQueue {
  public:
-  LaunchQueue(CoreContext* context, const WorkerLimits& limits);
+  LaunchQueue(CoreContext* context, const WorkerLimits& limits, SpanMember* spans);
 
   void OnLoad(LoadExecutable load, TimeNs now);
   void OnUnload(ExecutableId id);
@@ -32,7 +32,6 @@ class LaunchQueue {
   void OnLaunch(Launch op, TimeNs now);
   void OnScheduling(const Scheduling& op);
   void OnAbort(const AbortLaunch& op);
-  void OnVoidSpan(const VoidSpan& op);
   void OnTime();
   void OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns);
 
@@ -83,7 +82,9 @@ class LaunchQueue {
     Program* program = nullptr;
     Stage stage = Stage::kWaiting;
     bool load_missing = false;
+    bool promised = false;  // it spans workers, and has all it needs but its turn
     int inputs_missing = 0;
+    int inputs_unpromised = 0;  // of those: nobody knows whether they will ever come
     int donations_missing = 0;
     MemoryNeeds memory;
     absl::InlinedVector<uint32_t, 4> devices;
@@ -97,6 +98,7 @@ class LaunchQueue {
 
   static absl::Status CheckLoad(const LoadExecutable& load, uint32_t devices);
   absl::Status CheckLaunch(const Launch& op, const Program* program) const;
+  absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) const;
   absl::Status FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs);
   void Reject(const Launch& op, const absl::Status& why);
   void CreateOutputs(Node& node);
@@ -109,9 +111,10 @@ class LaunchQueue {
   void ComputeNeeds(Node& node) const;
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);
+  void CheckPromise(Node& node);  // of a launch that spans workers
+  static Ticket NumberOf(const Launch& op) { return Ticket(op.span().number()); }
   Candidate MakeCandidate(const Node& node) const;
-  void JoinSpans(const Node& node);
-  void LeaveUnplaced(const Launch& op);  // it has its place, or never will
+  void NeverStarts(const Launch& op);  // it will have no place in the log
   void NeverPlaced(const Node& node);
   void RenewCandidates(const Program& program);  // its run time is known now
   void HandOver(Node& node, uint64_t place);
@@ -123,8 +126,8 @@ class LaunchQueue {
   nlohmann::json GraphOf(const Node& node) const;
 
   CoreContext* const context_;
+  SpanMember* const spans_;
   Sequencer sequencer_;
-  SpanOrder spans_;
   absl::flat_hash_map<ExecutableId, std::unique_ptr<Program>> programs_;
   Slab<Node> launches_;
   absl::flat_hash_map<Ticket, SlabHandle> by_ticket_;

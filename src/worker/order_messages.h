@@ -110,8 +110,8 @@ struct Ready {
   uint64_t epoch = 0;
   uint64_t spanner_epoch = 0;
   Ticket ticket;
-  std::vector<SliceId> slices;
-  std::vector<After> after;  // spanning launches that are reported and not placed
+  std::vector<SliceId> slices;  // of the launch; empty: another one says it
+  std::vector<After> after;     // spanning launches that are reported and not placed
 };
 struct WithdrawnAt {
   SliceId slice;
@@ -171,13 +171,20 @@ struct Frozen {
 using OrderMessage = std::variant<Able, PartOver, FreezeAnswer, Tail, NewWriter, Append, FreezeParts, Ready,
                                   WithdrawnAt, HorizonAt, SliceReport, NewSpanner, Commit, Frozen>;
 
-// Carries messages away. Never calls back.
-class OrderSink {
+// Carry messages away. Never call back.
+class ToSequencers {
  public:
-  virtual ~OrderSink() = default;
-  virtual void ToMember(SliceId slice, uint32_t member, OrderMessage message) = 0;
+  virtual ~ToSequencers() = default;
   virtual void ToSequencer(SliceId slice, OrderMessage message) = 0;
+};
+class ToTheSpanner {
+ public:
+  virtual ~ToTheSpanner() = default;
   virtual void ToSpanner(OrderMessage message) = 0;
+};
+class OrderSink : public ToSequencers, public ToTheSpanner {
+ public:
+  virtual void ToMember(SliceId slice, uint32_t member, OrderMessage message) = 0;
   virtual void ToCoordinator(Frozen message) = 0;
 };
 

@@ -5,7 +5,7 @@
 
 namespace landbridge {
 
-Spanner::Spanner(uint64_t epoch, const std::vector<SliceId>& slices, OrderSink* sink) : epoch_(epoch), sink_(sink) {
+Spanner::Spanner(uint64_t epoch, const std::vector<SliceId>& slices, ToSequencers* sink) : epoch_(epoch), sink_(sink) {
   for (SliceId slice : slices) slices_[slice];
 }
 
@@ -101,10 +101,10 @@ void Spanner::OnReady(const Ready& message) {
   if (message.spanner_epoch != epoch_) return;
   auto slice = slices_.find(message.slice);
   if (slice == slices_.end() || !slice->second.reported || message.epoch != slice->second.epoch) return;
-  if (message.ticket < slice->second.horizon) return;
+  if (message.ticket < horizon_) return;
   Launch& launch = launches_[message.ticket];
   if (launch.g != 0) return;
-  launch.slices = message.slices;
+  if (!message.slices.empty()) launch.slices = message.slices;
   launch.ready.emplace(message.slice, message.after);
   if (active_) again_.push_back(message.ticket);
   TryAgain();
@@ -113,7 +113,7 @@ void Spanner::OnReady(const Ready& message) {
 void Spanner::OnWithdrawn(const WithdrawnAt& message) {
   if (message.spanner_epoch != epoch_) return;
   auto slice = slices_.find(message.slice);
-  if (slice == slices_.end() || message.epoch != slice->second.epoch || message.ticket < slice->second.horizon) return;
+  if (slice == slices_.end() || message.epoch != slice->second.epoch || message.ticket < horizon_) return;
   if (withdrawn_.insert(message.ticket).second) Wake(message.ticket);
   TryAgain();
 }
@@ -174,8 +174,8 @@ void Spanner::OnHorizon(const HorizonAt& message) {
 
 void Spanner::Forget() {
   if (slices_.empty()) return;
-  Ticket low = slices_.begin()->second.horizon;
-  for (const auto& [id, slice] : slices_) low = std::min(low, slice.horizon);
+  Ticket low = horizon_;
+  for (const auto& [id, slice] : slices_) low = std::max(low, slice.horizon);
   if (low <= horizon_) return;
   horizon_ = low;
   for (auto it = launches_.begin(); it != launches_.end() && it->first < low;) {

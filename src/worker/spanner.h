@@ -23,7 +23,10 @@ namespace landbridge {
 class Spanner {
  public:
   // `slices`: all that are alive.
-  Spanner(uint64_t epoch, const std::vector<SliceId>& slices, OrderSink* sink);
+  Spanner(uint64_t epoch, const std::vector<SliceId>& slices, ToSequencers* sink);
+
+  // One that was not there before; it reports like the others. Known ones are left alone.
+  void AddSlice(SliceId slice) { slices_.try_emplace(slice); }
 
   void OnSliceReport(const SliceReport& message);
   void OnReady(const Ready& message);
@@ -63,12 +66,12 @@ class Spanner {
   void Forget();
 
   const uint64_t epoch_;
-  OrderSink* const sink_;
+  ToSequencers* const sink_;
   bool active_ = false;
   uint64_t last_g_ = 0;
-  Ticket horizon_;  // lowest of all slices
+  Ticket horizon_;  // highest that any slice has told: it is the controller's, and holds everywhere
   std::map<SliceId, Slice> slices_;
-  // Until no slice can name them any more.
+  // Until the horizon has passed them.
   std::map<Ticket, Launch> launches_;
   absl::btree_map<uint64_t, Ticket> committed_;  // by G
   absl::btree_set<Ticket> withdrawn_;

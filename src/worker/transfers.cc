@@ -160,7 +160,7 @@ void Transfers::EndUpload(UploadNode& node, const PoisonPtr& poison) {
     }
     buffers.Unpin(*buffer);
   }
-  if (poison != nullptr) context_->report.Failed(failed, *poison);
+  if (poison != nullptr) context_->report.Failed(failed, *poison, node.ticket);
   context_->report.UploadDone(node.op->key());
   context_->NodeEnded(node.ticket);
   upload_by_key_.erase(node.op->key());
@@ -382,7 +382,7 @@ void Transfers::EndPart(MakePart& part, const PoisonPtr& poison) {
     buffers.SetPoisoned(*part.target, poison);
   }
   buffers.Unpin(*part.target);
-  if (poison != nullptr) context_->report.Failed({ref}, *poison);
+  if (poison != nullptr) context_->report.Failed({ref}, *poison, part.ticket);
   --part.make->unfinished;
   parts_.Erase(part.self);
 }

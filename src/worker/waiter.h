@@ -21,6 +21,11 @@ enum class WaiterKind : uint8_t {
   kWatch,
 };
 
+// An input that is waited for.
+inline bool IsLaunch(WaiterKind kind) {
+  return kind == WaiterKind::kLaunch || kind == WaiterKind::kLaunchGang || kind == WaiterKind::kLaunchStrict;
+}
+
 struct Waiter {
   WaiterKind kind = WaiterKind::kNone;
   SlabHandle handle;

@@ -8,6 +8,7 @@
 #include "worker/core_context.h"
 #include "worker/launch_queue.h"
 #include "worker/observers.h"
+#include "worker/span_orders.h"
 #include "worker/transfers.h"
 
 namespace landbridge {
@@ -15,7 +16,11 @@ namespace landbridge {
 class WorkerCore::Impl {
  public:
   Impl(Incarnation self, const WorkerLimits& limits, WorkerSink* sink)
-      : context_(self, limits, sink), launches_(&context_, limits), transfers_(&context_), observers_(&context_) {}
+      : context_(self, limits, sink),
+        orders_(self, sink),
+        launches_(&context_, limits, &orders_.member()),
+        transfers_(&context_),
+        observers_(&context_) {}
 
   void OnOp(WorkerOp op, TimeNs now) {
     if (context_.fenced) return;
@@ -41,7 +46,7 @@ class WorkerCore::Impl {
       case WorkerOp::kReshardSend: transfers_.OnReshardSend(std::move(*op.mutable_reshard_send()), now); break;
       case WorkerOp::kScheduling: launches_.OnScheduling(op.scheduling()); break;
       case WorkerOp::kAbortLaunch: launches_.OnAbort(op.abort_launch()); break;
-      case WorkerOp::kVoidSpan: launches_.OnVoidSpan(op.void_span()); break;
+      case WorkerOp::kSpanOrder: CountAnomaly(orders_.OnOp(op.span_order())); break;
       case WorkerOp::kAskMemory: OnAskMemory(op.ask_memory()); break;
       case WorkerOp::kHostCallReply: context_.sink->HostCallReplied(std::move(*op.mutable_host_call_reply())); break;
       case WorkerOp::OP_NOT_SET: ++context_.anomalies; break;
@@ -54,6 +59,8 @@ class WorkerCore::Impl {
       if (!address.empty()) context_.sink->MeetPeer(Incarnation(peer), address);
     };
     for (const SpanWorker& worker : op.launch().span().workers()) meet(worker.incarnation(), worker.data_address());
+    meet(op.span_order().spanner(), op.span_order().spanner_address());
+    for (const SpanWorker& worker : op.span_order().members()) meet(worker.incarnation(), worker.data_address());
     for (const ReshardEdgeProto& edge : op.reshard_receive().edges()) meet(edge.incarnation(), edge.data_address());
     for (const MakeBuffer& buffer : op.make().buffers()) {
       for (const Piece& piece : buffer.pieces()) meet(piece.remote().incarnation(), piece.remote().data_address());
@@ -74,7 +81,7 @@ class WorkerCore::Impl {
         }
         continue;
       }
-      if (launches_.Advance(now)) continue;
+      if (orders_.Advance() || launches_.Advance(now)) continue;
       if (!std::exchange(context_.memory_may_be_stuck, false) || !FailWhatNeverFits()) return;
       context_.memory_may_be_stuck = true;  // one at a time: it may have made room for the next
     }
@@ -84,6 +91,7 @@ class WorkerCore::Impl {
     if (context_.fenced) return;
     context_.fenced = true;
     context_.report.Mute();
+    orders_.Fence();
     const PoisonPtr poison = MakePoison(why, Ticket(), 0);
     observers_.Fence();
     launches_.Fence(poison);
@@ -156,8 +164,14 @@ class WorkerCore::Impl {
     for (uint32_t d = 0; d < context_.memory.devices(); ++d) {
       counts.device_bytes_reserved.push_back(context_.memory.figures(PoolId{d, false}).used);
     }
+    counts.spans = orders_.remembered();
     counts.anomalies = context_.anomalies;
     return counts;
+  }
+
+  void OnMail(Incarnation from, absl::string_view mail, TimeNs now) {
+    CountAnomaly(orders_.OnMail(from, mail));
+    Settle(now);
   }
 
   LaunchQueue& launches() { return launches_; }
@@ -172,6 +186,9 @@ class WorkerCore::Impl {
   }
 
  private:
+  // Of a peer that made no sense: ignored, but for this.
+  void CountAnomaly(const absl::Status& status) { context_.anomalies += status.ok() ? 0 : 1; }
+
   void Route(const BufferTable::Wake& wake, TimeNs now) {
     switch (wake.who.kind) {
       case WaiterKind::kLaunch:
@@ -265,6 +282,7 @@ class WorkerCore::Impl {
     const Incarnation peer(op.incarnation());
     const absl::Status why = StatusFromProto(op.why());
     transfers_.OnPeerLost(peer, why);
+    orders_.OnPeerLost(peer);
     context_.sink->PeerLost(peer, why);
   }
 
@@ -292,6 +310,7 @@ class WorkerCore::Impl {
   }
 
   CoreContext context_;
+  SpanOrders orders_;
   LaunchQueue launches_;
   Transfers transfers_;
   Observers observers_;
@@ -332,6 +351,7 @@ void WorkerCore::OnReadQuiet(uint64_t read, TimeNs now) {
   impl_->observers().OnReadQuiet(read);
   impl_->Settle(now);
 }
+void WorkerCore::OnMail(Incarnation from, absl::string_view mail, TimeNs now) { impl_->OnMail(from, mail, now); }
 void WorkerCore::OnTime(TimeNs now) {
   impl_->launches().OnTime();
   impl_->Settle(now);

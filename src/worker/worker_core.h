@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/ids.h"
 #include "base/time.h"
 #include "proto/landbridge/control.pb.h"
@@ -83,6 +84,10 @@ class WorkerSink {
   virtual void PeerLost(Incarnation peer, const absl::Status& why) = 0;
   // For a launch that was handed over and calls its client. Also for calls that are over here.
   virtual void HostCallReplied(HostCallReply /*reply*/) {}
+  // To the core of another worker, which it reaches in order and once (OnMail), unless one of the two is lost.
+  virtual void SendMail(Incarnation /*peer*/, std::string /*mail*/) {}
+  // Mail of the peer is welcome from here on. May come again.
+  virtual void ListenTo(Incarnation /*peer*/) {}
   // An op named the peer's address. Comes when the op does, which may be dropped later: addresses are told once.
   virtual void MeetPeer(Incarnation /*peer*/, const std::string& /*address*/) {}
 };
@@ -115,6 +120,8 @@ class WorkerCore {
   void OnPublishQuiet(TransferId transfer, TimeNs now);
   void OnReadDone(uint64_t read, const absl::Status& status, std::string inline_data, bool published, TimeNs now);
   void OnReadQuiet(uint64_t read, TimeNs now);
+  // What SendMail of another worker's core gave away for us.
+  void OnMail(Incarnation from, absl::string_view mail, TimeNs now);
   void OnTime(TimeNs now);
 
   // Errors, answers to reads, watches and loads are reported at once. What merely ended is collected and reported by
@@ -137,6 +144,7 @@ class WorkerCore {
   struct Counts {
     size_t buffers = 0, launches = 0, transfers = 0, reads = 0, uploads = 0, executables = 0, watches = 0;
     std::vector<int64_t> device_bytes_reserved;
+    size_t spans = 0;             // what is remembered of launches that span workers
     uint64_t send_snapshots = 0;  // publications that went on without their buffer, ever
     size_t anomalies = 0;  // ops and answers that made no sense (unknown ids, doubles) and were ignored; never shrinks
   };

@@ -119,7 +119,7 @@ TEST_F(WorkerCoreTest, BadLaunchesPoisonWhatTheyWouldHaveMade) {
   EXPECT_EQ(core_->counts().buffers, 2u);
   // An output that exists is left alone.
   Op(LaunchOp(10, 1, {1}, {2}));
-  EXPECT_THAT(Reports(), ElementsAre("Progress e1 @0 t10"));
+  EXPECT_THAT(Reports(), ElementsAre("Failed  INVALID_ARGUMENT root=t10 uc=1010", "Progress e1 @0 t10"));
   EXPECT_THAT(Op(ReadOp(3, 2)), ElementsAre("StartRead 3"));
 }
 

@@ -12,8 +12,11 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from conftest import fresh_cluster
+from conftest import LONG_LEASE, fresh_cluster
 from program_sets import cases_of, compare, plain_results, results
+from servers import until
+from test_faults import finish, go, wait_ready
+from test_scheduler import wait_until_idle, worker_grant
 
 SPMD_PROGRAMS = pathlib.Path(__file__).with_name("spmd_programs.py")
 
@@ -255,3 +258,118 @@ mesh = Mesh(np.array(jax.devices()), ("x",))
 x = jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh, P("x")))
 assert float(jax.jit(lambda v: v.sum())(x)) == 6
 """)
+
+
+def test_a_late_launch_does_not_hold_up_a_ready_one_that_spans_the_same_workers():
+    """B and C run over both workers of a slice, on the same devices; B's input is three seconds away on another slice."""
+    with fresh_cluster(slices=2, workers=2, devices=2) as c:
+        done = c.script("""
+import time
+import numpy as np, jax, jax.numpy as jnp, landbridge
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+here, there = Mesh(np.array(devices[:4]), ("x",)), Mesh(np.array(devices[4:]), ("x",))
+rows, remote_rows = NamedSharding(here, P("x")), NamedSharding(there, P("x"))
+def over(mesh, f):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+slow = over(there, lambda v: landbridge.virtual_compute(v + 1, duration_us=3_000_000))
+f = over(here, lambda v: v + jax.lax.psum(v, "x"))
+x, y = jax.device_put(np.ones(4, np.float32), remote_rows), jax.device_put(np.arange(4, dtype=np.float32), rows)
+jax.block_until_ready((jax.device_put(slow(x), rows), f(y)))
+started = time.monotonic()
+b = f(jax.device_put(slow(x), rows))
+c = f(y)                                      # submitted later, on the same devices
+for _ in range(3):                            # and what rests on it
+    c = f(c)
+c.block_until_ready()
+took = time.monotonic() - started
+assert not b.is_ready()
+want = np.arange(4, dtype=np.float32)
+for _ in range(4):
+    want = want + want.sum()
+np.testing.assert_array_equal(np.asarray(c), want)
+np.testing.assert_array_equal(np.asarray(b), np.full(4, 10))
+print("C took %.4f s, B %.4f s" % (took, time.monotonic() - started))
+""")
+        assert "C took" in done.stdout
+        print(done.stdout)
+
+
+def test_meshes_that_overlap_from_several_threads_in_opposite_orders():
+    """One mesh on each slice and one over both, each used by every thread, in its own order: right values, and an end."""
+    with fresh_cluster(slices=2, workers=2, devices=2) as c:
+        done = c.script("""
+import sys, threading
+import numpy as np, jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+def group(devices):
+    mesh, n = Mesh(np.array(devices), ("x",)), len(devices)
+    f = jax.jit(jax.shard_map(lambda v: jax.lax.psum(v, "x") / n + 1, mesh=mesh, in_specs=P("x"), out_specs=P("x"),
+                              check_vma=False))
+    return f, NamedSharding(mesh, P("x"))
+groups = [group(devices[:4]), group(devices[4:]), group(devices), group(devices[2:6])]
+orders = [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)]
+rounds, failures = 150, []
+def run(order):
+    try:
+        values = [jax.device_put(np.zeros(8, np.float32), sharding) for _, sharding in groups]
+        for i in range(rounds):
+            for g in order:
+                values[g] = groups[g][0](values[g])
+            if i % 25 == 0:
+                jax.block_until_ready(values)
+        for v in values:
+            np.testing.assert_array_equal(np.asarray(v), np.full(8, rounds, np.float32))
+    except BaseException as e:
+        failures.append(e)
+        raise
+threads = [threading.Thread(target=run, args=(order,)) for order in orders]
+for t in threads: t.start()
+for t in threads: t.join()
+assert not failures
+print("right")
+""")
+        assert "right" in done.stdout
+
+
+def test_launches_over_workers_that_are_dispatched_end_without_client_and_proxy():
+    """The workers agree on their order among themselves: B waits for another slice, C and a chain behind it do not."""
+    with fresh_cluster(*LONG_LEASE, slices=2, workers=2, devices=1) as c:
+        p = c.start("""
+import sys
+import numpy as np, jax, landbridge
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+def over(devices, f):
+    mesh = Mesh(np.array(devices), ("x",))
+    g = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+    return g, NamedSharding(mesh, P("x"))
+f, rows = over(devices[:2], lambda v: v + jax.lax.psum(v, "x"))
+slow, there = over(devices[2:], lambda v: landbridge.virtual_compute(v + 1, duration_us=2_000_000))
+everywhere, all_rows = over(devices, lambda v: v * 0 + jax.lax.psum(v, "x"))
+x, y = jax.device_put(np.zeros(4, np.float32), there), jax.device_put(np.ones(4, np.float32), rows)
+z = jax.device_put(np.ones(4, np.float32), all_rows)
+jax.block_until_ready((f(jax.device_put(slow(x), rows)), f(y), everywhere(z)))
+b = f(f(jax.device_put(slow(x), rows)))
+for _ in range(10):
+    y = f(y)
+z = everywhere(jax.device_put(b, all_rows))
+print("ready", flush=True)
+sys.stdin.readline()
+np.testing.assert_array_equal(np.asarray(y), np.full(4, 3.0 ** 10, np.float32))
+np.testing.assert_array_equal(np.asarray(b), np.full(4, 9.0))
+np.testing.assert_array_equal(np.asarray(z), np.full(4, 36.0))
+print("right", flush=True)
+""")
+        wait_ready(p)
+        until(lambda: any(worker_grant(c, f"worker-0-{w}")["queues"]["launches_total"] > 0 for w in range(2)),
+              "B, before its input is there")
+        stopped = [p.pid, c.pid("proxy")]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until_idle(c)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        go(p)
+        assert "right" in finish(p)

@@ -124,7 +124,7 @@ class FakeCluster final : public ControllerSink {
     report.mutable_progress()->add_tickets(ticket);
     Report(worker, report);
   }
-  void Poison(Incarnation worker, const std::vector<Ref>& refs, const StatusProto& why) {
+  void Poison(Incarnation worker, uint64_t ticket, const std::vector<Ref>& refs, const StatusProto& why) {
     WorkerReport report;
     for (const Ref& ref : refs) {
       workers_[worker].poisoned[ref] = absl::Status(static_cast<absl::StatusCode>(why.code()), why.message());
@@ -133,6 +133,7 @@ class FakeCluster final : public ControllerSink {
       out->set_shard(ref.second);
     }
     *report.mutable_failed()->mutable_status() = why;
+    report.mutable_failed()->set_ticket(ticket);
     Report(worker, report);
   }
   void Fill(Incarnation worker, const Upload& upload, const UploadData& data) {
@@ -141,7 +142,7 @@ class FakeCluster final : public ControllerSink {
     for (const Ref& ref : refs) workers_[worker].pulling.erase(ref);
     for (WorkerOp& op : std::exchange(workers_[worker].waiting, {})) queue_.emplace_back(worker, std::move(op));
     if (data.error().code() != 0) {
-      Poison(worker, refs, data.error());
+      Poison(worker, upload.ticket(), refs, data.error());
     } else {
       for (const Ref& ref : refs) workers_[worker].buffers[ref] = data.data();
     }
@@ -201,7 +202,7 @@ class FakeCluster final : public ControllerSink {
             w.buffers[{output, i}] = w.buffers[source];
           }
         }
-        if (why.code() != 0) Poison(worker, refs, why);
+        if (why.code() != 0) Poison(worker, op.launch().ticket(), refs, why);
         return Done(worker, op.launch().ticket());
       }
       case WorkerOp::kAskMemory: {
@@ -297,7 +298,7 @@ class FakeCluster final : public ControllerSink {
       case WorkerOp::kPoison: {
         std::vector<Ref> refs;
         for (const Target& target : op.poison().targets()) refs.push_back(RefOf(target.ref()));
-        Poison(worker, refs, op.poison().why());
+        Poison(worker, op.poison().ticket(), refs, op.poison().why());
         return Done(worker, op.poison().ticket());
       }
       default: return;

@@ -38,9 +38,12 @@ class ControlSession {
   absl::Status OnFrame(absl::string_view payload) { return stream_.OnFrame(payload, shell_.core(), context_->Now()); }
   void ApplyMore() { stream_.ApplyMore(shell_.core(), context_->Now()); }
 
-  // Sends what has been reported since the last call; once per turn of the loop. True: progress that nobody waits for
+  // Sends what has been reported, and said to other workers, since the last call; once per turn of the loop. True: progress that nobody waits for
   // was put off; it leaves with the next frame, or with Flush(late = true).
-  bool Flush(bool late) { return stream_.Flush(shell_.core(), late); }
+  bool Flush(bool late) {
+    shell_.Flush();
+    return stream_.Flush(shell_.core(), late);
+  }
   void SendHeartbeat();
 
   // The grant has ended: the replay buffer goes, queued work is dropped, the data plane is shut: when this returns no byte

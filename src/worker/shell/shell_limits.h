@@ -28,6 +28,12 @@ constexpr int kCollectiveThreadsMore = 2;
 constexpr int kHostCallThreadsMore = 2;
 constexpr int64_t kHostCallBytesMax = int64_t{512} << 20;  // of one call, each way
 
+// Mail between the cores of two workers goes in pages. So many may wait for the reader, who has asked for so many ahead.
+constexpr uint64_t kMailPageBytes = 1024;
+constexpr uint64_t kMailPagesOut = 8;
+constexpr uint64_t kMailPagesAhead = 4;
+constexpr uint64_t kMailBytesMax = int64_t{16} << 20;  // of one message
+
 // How long a launch's collectives wait for the control plane to say why a connection broke.
 constexpr DurationNs kCollectiveBrokenGrace = 5 * kSecond;
 

@@ -37,6 +37,8 @@ WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataP
       reads_(context_.get()),
       collectives_(context_.get()),
       host_calls_(context_.get(), &puller_, report_),
+      mails_(context_.get(),
+             [this](Incarnation from, absl::string_view mail) { core_.OnMail(from, mail, context_->Now()); }),
       device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
   context_->core = &core_;
   context_->data_plane = data_plane;
@@ -58,6 +60,7 @@ void WorkerShell::Fence(const absl::Status& why) {
   reads_.StopAll();
   collectives_.AbortAll(why);
   host_calls_.AbortAll(why);
+  mails_.Stop();
 }
 
 bool WorkerShell::Idle() const { return launches_open_ == 0 && context_->open == 0; }
@@ -83,7 +86,10 @@ void WorkerShell::Free(BufferRef ref) { context_->store.Erase(ref); }
 void WorkerShell::PeerLost(Incarnation peer, const absl::Status& why) {
   context_->data_plane->ClosePeer(peer, why);
   collectives_.PeerLost(peer, why);
+  mails_.PeerLost(peer);
 }
+void WorkerShell::SendMail(Incarnation peer, std::string mail) { mails_.Send(peer, mail); }
+void WorkerShell::ListenTo(Incarnation peer) { mails_.ListenTo(peer); }
 void WorkerShell::MeetPeer(Incarnation peer, const std::string& address) {
   // A peer that cannot be met is found out by the first who wants something of it.
   if (absl::Status met = context_->MeetPeer(peer, address); !met.ok()) {

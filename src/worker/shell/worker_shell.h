@@ -13,6 +13,7 @@
 #include "worker/shell/launcher.h"
 #include "worker/shell/loads.h"
 #include "worker/shell/makes.h"
+#include "worker/shell/order_mail.h"
 #include "worker/shell/publishes.h"
 #include "worker/shell/puller.h"
 #include "worker/shell/reads.h"
@@ -72,6 +73,11 @@ class WorkerShell : public WorkerSink {
   void HostCallReplied(HostCallReply reply) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
   void MeetPeer(Incarnation peer, const std::string& address) override;
+  void SendMail(Incarnation peer, std::string mail) override;
+  void ListenTo(Incarnation peer) override;
+
+  // End of a turn of the loop: what the core has said to others leaves.
+  void Flush() { mails_.Flush(); }
 
  private:
   absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
@@ -88,6 +94,7 @@ class WorkerShell : public WorkerSink {
   Reads reads_;
   CollectiveLaunches collectives_;
   HostCallLaunches host_calls_;
+  OrderMails mails_;
   std::vector<TimeNs> device_busy_until_;  // end of the last launch that is done
   int64_t launches_open_ = 0;
 };

@@ -59,14 +59,37 @@ SimulatedShell::SimulatedShell(SimulatedHostContext* host, Options options)
     : host_(host),
       options_(std::move(options)),
       core_(options_.self, options_.limits, this),
-      device_free_at_(options_.limits.device_bytes.size(), 0) {}
+      device_free_at_(options_.limits.device_bytes.size(), 0) {
+  host_->shells[options_.self] = this;
+}
 
 SimulatedShell::~SimulatedShell() {
+  host_->shells.erase(options_.self);
   host_->board->End(options_.self);
   for (const auto& [ref, bytes] : bytes_) host_->bytes_kept -= static_cast<int64_t>(bytes->size());
 }
 
+void SimulatedShell::SendMail(Incarnation peer, std::string mail) {
+  host_->post([host = host_, from = options_.self, peer, mail = std::move(mail)] {
+    auto shell = host->shells.find(peer);
+    if (shell == host->shells.end()) return;
+    shell->second->mails_.Add(from, mail);
+    shell->second->ReadMail(from);
+  });
+}
+
+void SimulatedShell::ListenTo(Incarnation peer) {
+  mails_.Listen(peer);
+  Post([this, peer] { ReadMail(peer); });
+}
+
+void SimulatedShell::ReadMail(Incarnation peer) {
+  for (std::string mail; mails_.Next(peer, &mail);) core_.OnMail(peer, mail, host_->now());
+  options_.changed();
+}
+
 void SimulatedShell::Fence(const absl::Status& why) {
+  host_->shells.erase(options_.self);
   core_.Fence(why, host_->now());
   host_->board->End(options_.self);
   // What waited for bytes of others never gets them.

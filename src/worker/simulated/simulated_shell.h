@@ -17,10 +17,13 @@
 #include "base/dtype.h"
 #include "base/ids.h"
 #include "base/time.h"
+#include "worker/mail_gate.h"
 #include "worker/simulated/transfer_board.h"
 #include "worker/worker_core.h"
 
 namespace landbridge {
+
+class SimulatedShell;
 
 // What the simulated workers of one process share.
 struct SimulatedHostContext {
@@ -28,8 +31,9 @@ struct SimulatedHostContext {
   std::function<void(std::function<void()>)> post;  // runs in a later turn of the loop
   std::function<void(DurationNs, std::function<void()>)> run_after;
   TransferBoard* board = nullptr;
-  DurationNs launch_time = 0;  // of every launch, on each of its devices
-  int64_t bytes_kept = 0;      // real bytes of all buffers; at most limits::kSimulatedBytesMax
+  absl::flat_hash_map<Incarnation, SimulatedShell*> shells;  // whose grants stand
+  DurationNs launch_time = 0;                                // of every launch, on each of its devices
+  int64_t bytes_kept = 0;  // real bytes of all buffers; at most limits::kSimulatedBytesMax
 };
 
 // Thread-safety: the loop's thread only.
@@ -72,6 +76,10 @@ class SimulatedShell : private WorkerSink {
   void Free(BufferRef ref) override;
   void PeerLost(Incarnation peer, const absl::Status& why) override;
   void AbortLaunch(Ticket, const absl::Status&) override {}  // timers end by themselves
+  // Arrives in a later turn; nowhere, if the peer is not of this process.
+  void SendMail(Incarnation peer, std::string mail) override;
+  void ListenTo(Incarnation peer) override;
+  void ReadMail(Incarnation peer);
 
   using MakeId = std::pair<Ticket, int>;
   struct Make {
@@ -105,6 +113,7 @@ class SimulatedShell : private WorkerSink {
   absl::flat_hash_map<uint64_t, std::shared_ptr<const Upload>> uploads_;  // that wait for their bytes
   absl::flat_hash_map<MakeId, std::shared_ptr<Make>> makes_;
   absl::flat_hash_set<Incarnation> foreign_peers_;  // workers that are not of this process
+  MailGate mails_;
   std::vector<TimeNs> device_free_at_;
   int64_t open_ = 0;  // launches under way
   int64_t launches_done_ = 0;
