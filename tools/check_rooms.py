@@ -47,7 +47,7 @@ PURE = [
     "worker/worker_core.h", "worker/worker_core.cc", "worker/sequencer.h", "worker/sequencer.cc",
     "worker/sequencer_policies.cc", "worker/order_messages.h", "worker/log_follower.h", "worker/log_follower.cc",
     "worker/slice_sequencer.h", "worker/slice_sequencer.cc", "worker/spanner.h", "worker/spanner.cc",
-    "worker/mail_gate.h", "worker/span_member.h", "worker/span_member.cc", "worker/span_orders.h", "worker/span_orders.cc",
+    "worker/mail_gate.h", "worker/verdict_book.h", "worker/span_member.h", "worker/span_member.cc", "worker/span_orders.h", "worker/span_orders.cc",
     "worker/launch_args.h", "worker/launch_args.cc",
     "cluster/worker_lease.h", "cluster/worker_lease.cc", "cluster/holder_lease.h", "cluster/holder_lease.cc",
     "cluster/worker_stream.h", "cluster/worker_stream.cc",

@@ -91,7 +91,7 @@ TEST(SimTest, WithoutTheirOrderLaunchesThatSpanWorkersWaitForEachOther) {
     knobs.unordered = true;
     stalled += RunSeed(seed, knobs).violations.empty() ? 0 : 1;
   }
-  EXPECT_GE(stalled, 6);
+  EXPECT_GE(stalled, 3);
 }
 
 // The first worker has the spanner: another one takes over, and what the survivors have started ends in one order.

@@ -3,10 +3,12 @@
 // Pure. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/ids.h"
 #include "proto/landbridge/control.pb.h"
 
 namespace landbridge {
@@ -26,6 +28,14 @@ absl::Status ExpandLaunch(LaunchBase* base, Launch* launch);
 // those that are here, else all.
 inline uint32_t ShardOf(const Launch& launch, int d) {
   return launch.has_span() ? launch.span().shards(d) : static_cast<uint32_t>(d);
+}
+
+// Of all its parts, ascending.
+inline std::vector<SliceId> LogsOf(const LaunchSpan& span) {
+  std::vector<SliceId> logs;
+  for (const SpanWorker& worker : span.workers()) logs.emplace_back(static_cast<int32_t>(worker.log()));
+  std::sort(logs.begin(), logs.end());
+  return logs;
 }
 
 }  // namespace landbridge

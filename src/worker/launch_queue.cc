@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -14,8 +13,6 @@ namespace {
 bool IsHostKind(const std::string& memory_kind) {
   return memory_kind == "pinned_host" || memory_kind == "unpinned_host";
 }
-
-bool SaneBytes(int64_t bytes) { return bytes >= 0 && bytes <= limits::kArrayBytesMax; }
 
 Sequencer::Options SequencerOptions(const WorkerLimits& limits) {
   Sequencer::Options options;
@@ -40,13 +37,6 @@ std::unique_ptr<SchedulingPolicy> MakePolicy(const Scheduling& op) {
 
 constexpr uint64_t kFirstEpoch = 1;
 
-std::vector<SliceId> LogsOf(const LaunchSpan& span) {
-  std::vector<SliceId> logs;
-  for (const SpanWorker& worker : span.workers()) logs.emplace_back(static_cast<int32_t>(worker.log()));
-  std::sort(logs.begin(), logs.end());
-  return logs;
-}
-
 }  // namespace
 
 LaunchQueue::LaunchQueue(CoreContext* context, const WorkerLimits& limits, SpanMember* spans)
@@ -64,264 +54,7 @@ void LaunchQueue::OnScheduling(const Scheduling& op) {
 // What waits may be chosen, or go past a budget, because time has passed.
 void LaunchQueue::OnTime() { place_again_ = place_again_ || sequencer_.candidates() > 0; }
 
-// ---------------------------------------------------------------- programs
-
-absl::Status LaunchQueue::CheckLoad(const LoadExecutable& load, uint32_t devices) {
-  const ExecutableInfo& info = load.info();
-  for (int i = 0; i < load.devices_size(); ++i) {
-    if (load.devices(i) >= devices) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("executable for device ", load.devices(i), " of a worker with ", devices, " devices"));
-    }
-    for (int j = 0; j < i; ++j) {
-      if (load.devices(j) == load.devices(i)) {
-        return absl::InvalidArgumentError(absl::StrCat("executable names device ", load.devices(i), " twice"));
-      }
-    }
-  }
-  if (load.devices_size() > 0 && load.devices_size() != info.num_devices()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("executable for ", info.num_devices(), " devices given ", load.devices_size()));
-  }
-  for (const TensorInfo& tensor : info.parameters()) {
-    if (!SaneBytes(tensor.device_bytes()))
-      return absl::InvalidArgumentError("executable with a parameter of impossible size");
-  }
-  for (const TensorInfo& tensor : info.outputs()) {
-    if (!SaneBytes(tensor.device_bytes()))
-      return absl::InvalidArgumentError("executable with an output of impossible size");
-  }
-  if (!SaneBytes(info.temp_bytes_per_device()))
-    return absl::InvalidArgumentError("executable with impossible scratch memory");
-  return absl::OkStatus();
-}
-
-void LaunchQueue::OnLoad(LoadExecutable load, TimeNs now) {
-  const ExecutableId id(load.executable());
-  if (programs_.contains(id)) {
-    ++context_->anomalies;
-    return;
-  }
-  const absl::Status status = CheckLoad(load, context_->memory.devices());
-  auto program = std::make_unique<Program>();
-  program->id = id;
-  program->info = load.info();
-  program->devices.assign(load.devices().begin(), load.devices().end());
-  programs_.emplace(id, std::move(program));
-  if (status.ok()) {
-    context_->sink->Load(load);
-  } else {
-    OnLoadDone(id, status, now);
-  }
-}
-
-void LaunchQueue::OnUnload(ExecutableId id) {
-  auto it = programs_.find(id);
-  if (it == programs_.end() || it->second->unload_requested) {
-    ++context_->anomalies;
-    return;
-  }
-  it->second->unload_requested = true;
-  MaybeUnload(*it->second);
-}
-
-void LaunchQueue::OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now) {
-  auto it = programs_.find(id);
-  if (it == programs_.end() || it->second->loaded || !it->second->failed.ok()) {
-    ++context_->anomalies;
-    return;
-  }
-  Program& program = *it->second;
-  program.loaded = status.ok();
-  program.failed = status;
-  WorkerReport report;
-  report.mutable_load_done()->set_executable(id.value());
-  *report.mutable_load_done()->mutable_status() = StatusToProto(status);
-  context_->report.Now(std::move(report));
-
-  ++program.queued;  // keeps it while its launches are looked at
-  for (SlabHandle handle : std::exchange(program.waiting, {})) {
-    Node* node = launches_.Get(handle);
-    if (node == nullptr) continue;
-    node->load_missing = false;
-    if (status.ok()) {
-      CheckRunnable(*node, now);
-    } else {
-      Drop(*node, MakePoison(status, node->ticket, node->op->user_context()));
-    }
-  }
-  LeaveProgram(program);
-}
-
-void LaunchQueue::LeaveProgram(Program& program) {
-  --program.queued;
-  MaybeUnload(program);
-}
-
-void LaunchQueue::MaybeUnload(Program& program) {
-  if (!program.unload_requested || program.queued > 0) return;
-  if (program.loaded) {
-    context_->sink->Unload(program.id);
-  } else if (program.failed.ok()) {
-    return;  // still loading
-  }
-  programs_.erase(ExecutableId(program.id));
-}
-
 // ---------------------------------------------------------------- arrival
-
-absl::Status LaunchQueue::CheckSpan(const Launch& op, const ExecutableInfo& info) const {
-  const auto wrong = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " spans workers, but ", what));
-  };
-  const LaunchSpan& span = op.span();
-  if (!info.split()) return wrong("its program was not compiled for that");
-  if (span.shards_size() != op.devices_size()) return wrong("does not say which devices are here");
-  for (int d = 0; d < span.shards_size(); ++d) {
-    const bool ascends = d == 0 || span.shards(d) > span.shards(d - 1);
-    if (!ascends || span.shards(d) >= static_cast<uint32_t>(info.num_devices()))
-      return wrong("names its devices wrongly");
-  }
-  if (span.worker_of_device_size() != info.num_devices()) return wrong("does not say where all its devices are");
-  for (uint32_t worker : span.worker_of_device()) {
-    if (worker >= static_cast<uint32_t>(span.workers_size())) return wrong("names a worker that is not in it");
-  }
-  if (span.has_failed()) return absl::OkStatus();  // not all its workers are there
-  const std::vector<SliceId> logs = LogsOf(span);
-  if (std::adjacent_find(logs.begin(), logs.end()) != logs.end()) return wrong("names a log twice");
-  if (!spans_->log().valid() || !std::binary_search(logs.begin(), logs.end(), spans_->log())) {
-    return wrong("does not name this worker's log");
-  }
-  if (span.number() == 0 || spans_->Knows(NumberOf(op))) return wrong("has a number that was used");
-  return absl::OkStatus();
-}
-
-absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) const {
-  if (program == nullptr || program->unload_requested) {
-    return absl::InvalidArgumentError(absl::StrCat("x", op.executable(), " is not loaded on this worker"));
-  }
-  if (!program->failed.ok()) return program->failed;
-  const ExecutableInfo& info = program->info;
-  if (op.has_span() || info.split()) LB_RETURN_IF_ERROR(CheckSpan(op, info));
-  if (op.devices_size() == 0 || (!op.has_span() && op.devices_size() != info.num_devices())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x", op.executable(), " runs on ", info.num_devices(), " devices, not ", op.devices_size()));
-  }
-  for (int i = 0; i < op.devices_size(); ++i) {
-    if (op.devices(i) >= context_->memory.devices()) {
-      return absl::InvalidArgumentError(absl::StrCat("this worker has no device ", op.devices(i)));
-    }
-    if (!program->devices.empty() && program->devices[static_cast<size_t>(i)] != op.devices(i)) {
-      return absl::InvalidArgumentError(absl::StrCat("x", op.executable(), " is loaded for other devices"));
-    }
-    for (int j = 0; program->devices.empty() && j < i; ++j) {
-      if (op.devices(j) == op.devices(i)) return absl::InvalidArgumentError("a device is named twice");
-    }
-  }
-  if (op.args_size() != info.parameters_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x", op.executable(), " takes ", info.parameters_size(), " arguments, not ", op.args_size()));
-  }
-  if (op.outputs_size() != info.outputs_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x", op.executable(), " makes ", info.outputs_size(), " arrays, not ", op.outputs_size()));
-  }
-  for (const LaunchArg& arg : op.args()) {
-    if (arg.shards_size() != 0 && arg.shards_size() != op.devices_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("an argument has ", arg.shards_size(), " shards for ", op.devices_size(), " devices"));
-    }
-  }
-  for (uint32_t parameter : op.donated()) {
-    if (parameter >= static_cast<uint32_t>(op.args_size())) {
-      return absl::InvalidArgumentError(absl::StrCat("donates parameter ", parameter, ", which there is not"));
-    }
-  }
-  std::vector<uint64_t> outputs(op.outputs().begin(), op.outputs().end());
-  std::sort(outputs.begin(), outputs.end());
-  if (std::adjacent_find(outputs.begin(), outputs.end()) != outputs.end()) {
-    return absl::InvalidArgumentError("makes an array twice");
-  }
-  for (uint64_t output : outputs) {
-    for (int d = 0; d < op.devices_size(); ++d) {
-      const BufferRef ref{ArrayId(output), ShardOf(op, d)};
-      if (context_->buffers.Find(ref) != nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs) {
-  const int devices = op.devices_size();
-  inputs->reserve(static_cast<size_t>(op.args_size() * devices));
-  for (const LaunchArg& arg : op.args()) {
-    for (int d = 0; d < devices; ++d) {
-      const BufferRef ref =
-          arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)} : RefFromProto(arg.shards(d));
-      Buffer* buffer = context_->buffers.Find(ref);
-      if (buffer == nullptr || buffer->delete_requested) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), ", which was deleted or never made here"));
-      }
-      if (buffer->donor.kind != WaiterKind::kNone) {
-        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(),
-                                                       ", which was donated to ", buffer->donor_ticket.ToString()));
-      }
-      // An error has no place: it counts everywhere.
-      if (buffer->state != BufferState::kPoisoned && buffer->pool.device != op.devices(d)) {
-        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), " on device ",
-                                                       op.devices(d), ", but it is on ", buffer->pool.ToString()));
-      }
-      inputs->push_back(buffer);
-    }
-  }
-  if (op.donated_size() == 0) return absl::OkStatus();
-  absl::flat_hash_set<const Buffer*> donated;
-  std::vector<bool> gives(static_cast<size_t>(op.args_size()), false);
-  for (uint32_t parameter : op.donated()) {
-    if (gives[parameter]) return absl::InvalidArgumentError(absl::StrCat("parameter ", parameter, " is donated twice"));
-    gives[parameter] = true;
-  }
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int p = 0; p < op.args_size(); ++p) {
-      if (gives[static_cast<size_t>(p)] != (pass == 0)) continue;
-      for (int d = 0; d < devices; ++d) {
-        const Buffer* buffer = (*inputs)[static_cast<size_t>(p * devices + d)];
-        const bool clash = pass == 0 ? !donated.insert(buffer).second : donated.contains(buffer);
-        if (clash) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("t", op.ticket(), " donates ", buffer->ref.ToString(), " and uses it a second time"));
-        }
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-void LaunchQueue::Reject(const Launch& op, const absl::Status& why) {
-  std::vector<BufferRef> refs;
-  // What the message says of its own devices may be what is wrong with it.
-  const bool shards_known = !op.has_span() || op.span().shards_size() == op.devices_size();
-  for (uint64_t output : op.outputs()) {
-    for (int d = 0; shards_known && d < op.devices_size(); ++d) refs.push_back({ArrayId(output), ShardOf(op, d)});
-  }
-  const Ticket ticket(op.ticket());
-  context_->CreatePoisoned(refs, ticket, SessionId(op.session()), MakePoison(why, ticket, op.user_context()), true);
-  // What it would have consumed is gone for the client.
-  for (uint32_t parameter : op.donated()) {
-    if (parameter >= static_cast<uint32_t>(op.args_size())) continue;
-    const LaunchArg& arg = op.args(static_cast<int>(parameter));
-    for (int d = 0; shards_known && d < op.devices_size() && (arg.shards_size() == 0 || d < arg.shards_size()); ++d) {
-      Buffer* buffer = context_->buffers.Find(arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)}
-                                                                     : RefFromProto(arg.shards(d)));
-      if (buffer != nullptr && buffer->donor.kind == WaiterKind::kNone) context_->buffers.RequestDelete(*buffer);
-    }
-  }
-  if (op.report_at_once()) context_->report.Hurry();
-  context_->NodeEnded(ticket);
-}
 
 void LaunchQueue::CreateOutputs(Node& node) {
   const ExecutableInfo& info = node.program->info;
@@ -508,6 +241,12 @@ void LaunchQueue::OnAbort(const AbortLaunch& op) {
   } else {
     Drop(*node, MakePoison(why, Ticket(op.why().root_ticket()), op.why().user_context()));
   }
+}
+
+void LaunchQueue::DropUnplaced(Ticket ticket, const PoisonPtr& why) {
+  auto it = by_ticket_.find(ticket);
+  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  if (node != nullptr && (node->stage == Stage::kWaiting || node->stage == Stage::kCandidate)) Drop(*node, why);
 }
 
 Candidate LaunchQueue::MakeCandidate(const Node& node) const {

@@ -32,6 +32,7 @@ class LaunchQueue {
   void OnLaunch(Launch op, TimeNs now);
   void OnScheduling(const Scheduling& op);
   void OnAbort(const AbortLaunch& op);
+  void DropUnplaced(Ticket ticket, const PoisonPtr& why);  // unless it has a place, or has ended
   void OnTime();
   void OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns);
 

@@ -33,12 +33,12 @@ void LogFollower::Arrive(LaunchFacts launch, std::vector<uint32_t> devices) {
   it->second.launch = std::move(launch);
   it->second.devices = std::move(devices);
   // It may have been withdrawn before it came.
-  auto verdict = verdicts_.find(ticket);
-  if (verdict == verdicts_.end()) return;
-  if (IsFinal(verdict->second.verdict)) {
+  const LaunchVerdict* verdict = withdrawals_.Find(ticket);
+  if (verdict == nullptr) return;
+  if (IsFinal(verdict->verdict)) {
     LeaveAs(it, PartEnd::kDropped);
   } else {
-    it->second.spoilt = verdict->second.verdict == Verdict::kFinish;
+    it->second.spoilt = verdict->verdict == Verdict::kFinish;
   }
 }
 
@@ -85,7 +85,7 @@ void LogFollower::LeaveAs(Parts::iterator part, PartEnd end) {
   left.run_ns = part->second.run_ns;
   for (uint32_t device : part->second.devices) look_at_.push_back(device);
   parts_.erase(part);
-  frozen_.erase(ticket);
+  withdrawals_.LetGo(ticket);
   left_.emplace(ticket, left);
   sink_->Leave(ticket, end);
   if (epoch_ > 0) order_->ToSequencer(slice_, OverMessage(ticket, left));
@@ -138,16 +138,14 @@ void LogFollower::Apply(const OrderEntry& entry) {
 }
 
 void LogFollower::TrimTo(Ticket horizon) {
-  if (horizon <= horizon_) return;
-  horizon_ = horizon;
+  if (horizon <= withdrawals_.horizon()) return;
+  withdrawals_.TrimTo(horizon);
   while (!log_.empty() && log_.front().ticket < horizon) {
     g_before_ = std::max(g_before_, log_.front().g);
     log_.pop_front();
     ++first_place_;
   }
   left_.erase(left_.begin(), left_.lower_bound(horizon));
-  verdicts_.erase(verdicts_.begin(), verdicts_.lower_bound(horizon));
-  frozen_.erase(frozen_.begin(), frozen_.lower_bound(horizon));
 }
 
 // ---------------------------------------------------------------- handing over
@@ -210,25 +208,19 @@ void LogFollower::OnFreeze(const FreezeParts& message) {
   answer.member = member_;
   answer.round = message.round;
   for (Ticket ticket : message.tickets) {
-    if (ticket < horizon_) continue;
-    auto verdict = verdicts_.find(ticket);
-    if (verdict != verdicts_.end()) {
-      if (verdict->second.round >= message.round) continue;  // a repeated question
-      if (IsFinal(verdict->second.verdict)) continue;
-      verdicts_.erase(verdict);
-    }
+    if (!withdrawals_.Reopen(ticket, message.round)) continue;  // a repeated question, perhaps
     PartAnswer part_answer;
     part_answer.ticket = ticket;
     part_answer.member = member_;
     auto part = parts_.find(ticket);
     if (part != parts_.end()) {
-      frozen_.insert(ticket);
+      withdrawals_.Hold(ticket);
       part_answer.state = part->second.stage >= Stage::kStarted ? PartState::kStarted : PartState::kNotStarted;
       part_answer.bad_input = part->second.bad_input && part_answer.state == PartState::kNotStarted;
     } else if (auto left = left_.find(ticket); left != left_.end()) {
       part_answer.state = left->second.ran ? PartState::kFinished : PartState::kNotStarted;
     } else {
-      frozen_.insert(ticket);  // not here yet, or not at all
+      withdrawals_.Hold(ticket);  // not here yet, or not at all
       continue;
     }
     answer.parts.push_back(part_answer);
@@ -238,11 +230,7 @@ void LogFollower::OnFreeze(const FreezeParts& message) {
 
 void LogFollower::ApplyVerdict(const LaunchVerdict& verdict) {
   const Ticket ticket = verdict.ticket;
-  if (ticket < horizon_) return;
-  auto known = verdicts_.find(ticket);
-  if (known != verdicts_.end() && known->second.round >= verdict.round) return;
-  verdicts_[ticket] = verdict;
-  frozen_.erase(ticket);
+  if (!withdrawals_.Take(verdict)) return;
   for (auto& [device, queue] : queues_) look_at_.push_back(device);  // consumers may have waited for it too
   auto it = parts_.find(ticket);
   if (it == parts_.end()) return;

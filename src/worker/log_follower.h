@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/btree_set.h"
 #include "worker/order_messages.h"
+#include "worker/verdict_book.h"
 
 namespace landbridge {
 
@@ -59,13 +59,15 @@ class LogFollower {
   void OnFreeze(const FreezeParts& message);
 
   // It is being withdrawn: nothing that it made may be used or sent until the verdict.
-  bool Held(Ticket ticket) const { return frozen_.contains(ticket); }
+  bool Held(Ticket ticket) const { return withdrawals_.Held(ticket); }
   uint64_t epoch() const { return epoch_; }
   uint64_t tail() const { return first_place_ + log_.size() - 1; }
   const std::deque<OrderEntry>& log() const { return log_; }
   uint64_t first_place() const { return first_place_; }
   size_t parts() const { return parts_.size(); }
-  size_t remembered() const { return left_.size() + verdicts_.size() + frozen_.size() + log_.size(); }
+  size_t remembered() const {
+    return left_.size() + withdrawals_.verdicts().size() + withdrawals_.held() + log_.size();
+  }
 
  private:
   enum class Stage : uint8_t { kWaiting, kAble, kPlaced, kStarted, kDone };
@@ -103,15 +105,13 @@ class LogFollower {
   FollowerSink* const sink_;
   uint64_t epoch_ = 0;
   uint64_t round_ = 0;  // the latest of questions
-  Ticket horizon_;
   uint64_t first_place_ = 1;
   uint64_t g_before_ = 0;
   std::deque<OrderEntry> log_;
   Parts parts_;
   // Until the horizon has passed them, also of launches that have not arrived yet.
   absl::btree_map<Ticket, Left> left_;
-  absl::btree_map<Ticket, LaunchVerdict> verdicts_;
-  absl::btree_set<Ticket> frozen_;
+  VerdictBook withdrawals_;
   std::map<uint32_t, std::deque<Ticket>> queues_;  // per device: placed and not handed over
   std::vector<uint32_t> look_at_;
 };

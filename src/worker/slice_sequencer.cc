@@ -24,9 +24,9 @@ SliceSequencer::SliceSequencer(Grant grant, Sequencer::Options options, std::uni
       sink_(sink),
       policy_(options, std::move(policy), grant.epoch),
       alive_(grant.members.begin(), grant.members.end()),
-      horizon_(grant.horizon),
       early_verdicts_(std::move(grant.verdicts)),
       spanner_epoch_(grant.spanner_epoch) {
+  withdrawals_.TrimTo(grant.horizon);
   for (uint32_t member : alive_) sink_->ToMember(slice_, member, NewWriter{epoch_});
 }
 
@@ -58,11 +58,10 @@ void SliceSequencer::Activate(TimeNs now) {
   for (const OrderEntry& entry : log_) {
     g_tail_ = std::max(g_tail_, entry.g);
     if (entry.kind == OrderEntry::Kind::kVerdict) {
-      LaunchVerdict& verdict = verdicts_[entry.ticket];
-      if (verdict.round <= entry.verdict.round) verdict = entry.verdict;
-      if (IsFinal(verdict.verdict)) launches_.erase(entry.ticket);
+      withdrawals_.Take(entry.verdict);
+      if (withdrawals_.Final(entry.ticket)) launches_.erase(entry.ticket);
     }
-    if (entry.kind != OrderEntry::Kind::kLaunch || entry.ticket < horizon_) continue;
+    if (entry.kind != OrderEntry::Kind::kLaunch || entry.ticket < horizon()) continue;
     std::set<uint32_t>& unfinished = placed_[entry.ticket];
     for (uint32_t member : entry.members) {
       if (alive_.contains(member) && !over_.contains({entry.ticket, member})) unfinished.insert(member);
@@ -104,7 +103,8 @@ bool SliceSequencer::Sane(const Able& message) {
 bool SliceSequencer::TakeAble(const Able& message) {
   const Ticket ticket = message.launch.candidate.ticket;
   if (!Sane(message)) return false;
-  if (ticket < horizon_ || placed_.contains(ticket) || over_.contains({ticket, message.member}) || Final(ticket)) {
+  if (ticket < horizon() || placed_.contains(ticket) || over_.contains({ticket, message.member}) ||
+      withdrawals_.Final(ticket)) {
     return false;
   }
   Launch& launch = launches_[ticket];
@@ -122,7 +122,7 @@ void SliceSequencer::OnAble(const Able& message, TimeNs now) {
 bool SliceSequencer::TakeOver(const PartOver& message) {
   const Ticket ticket = message.ticket;
   // The controller may have heard of it first.
-  const bool past = ticket < horizon_;
+  const bool past = ticket < horizon();
   if (!past && !over_.emplace(std::pair(ticket, message.member), message.good).second) return false;
   if (auto placed = placed_.find(ticket); placed != placed_.end()) {
     if (placed->second.erase(message.member) > 0 && placed->second.empty()) {
@@ -150,7 +150,7 @@ void SliceSequencer::OnMemberLost(uint32_t member, TimeNs now) {
   sent_through_.erase(member);
   for (auto it = placed_.begin(); it != placed_.end();) {
     if (it->second.erase(member) > 0 && it->second.empty()) policy_.OnFinished(it->first, 0);
-    it = it->second.empty() && it->first < horizon_ ? placed_.erase(it) : std::next(it);
+    it = it->second.empty() && it->first < horizon() ? placed_.erase(it) : std::next(it);
   }
   if (open_.has_value() && open_->missing.erase(member) > 0) AnswerFreeze();
   if (!active_ && !alive_.empty() && tails_.size() == alive_.size()) Activate(now);
@@ -159,14 +159,9 @@ void SliceSequencer::OnMemberLost(uint32_t member, TimeNs now) {
 
 // ---------------------------------------------------------------- runnable
 
-bool SliceSequencer::Final(Ticket ticket) const {
-  auto it = verdicts_.find(ticket);
-  return it != verdicts_.end() && IsFinal(it->second.verdict);
-}
-
 bool SliceSequencer::Satisfied(const After& after, uint32_t member) const {
-  if (after.ticket < horizon_ || placed_.contains(after.ticket)) return true;
-  if (!after.data && Final(after.ticket)) return true;  // withdrawn: it will read nothing
+  if (after.ticket < horizon() || placed_.contains(after.ticket)) return true;
+  if (!after.data && withdrawals_.Final(after.ticket)) return true;  // withdrawn: it will read nothing
   auto over = over_.find({after.ticket, member});
   return over != over_.end() && (over->second || !after.data);
 }
@@ -176,7 +171,7 @@ void SliceSequencer::Evaluate(Ticket ticket) {
   auto it = launches_.find(ticket);
   if (it == launches_.end()) return;
   Launch& launch = it->second;
-  if (launch.candidate || launch.reported || frozen_.contains(ticket) || !Complete(launch)) return;
+  if (launch.candidate || launch.reported || withdrawals_.Held(ticket) || !Complete(launch)) return;
   std::vector<After> conditions;
   for (const auto& [member, afters] : launch.able) {
     for (const After& after : afters) {
@@ -269,7 +264,7 @@ void SliceSequencer::Advance(TimeNs now) {
     if (through >= tail()) continue;
     Append append;
     append.epoch = epoch_;
-    append.horizon = horizon_;
+    append.horizon = horizon();
     append.first_place = first_place_;
     append.g_before = g_before_;
     const uint64_t first = std::max(through + 1, first_place_);
@@ -280,8 +275,8 @@ void SliceSequencer::Advance(TimeNs now) {
 }
 
 void SliceSequencer::OnHorizon(Ticket horizon, TimeNs now) {
-  if (horizon <= horizon_) return;
-  horizon_ = horizon;
+  if (horizon <= this->horizon()) return;
+  withdrawals_.TrimTo(horizon);
   if (!active_) return;
   while (!log_.empty() && log_.front().ticket < horizon) {
     g_before_ = std::max(g_before_, log_.front().g);
@@ -292,8 +287,6 @@ void SliceSequencer::OnHorizon(Ticket horizon, TimeNs now) {
     it = it->second.empty() ? placed_.erase(it) : std::next(it);
   }
   over_.erase(over_.begin(), over_.lower_bound({horizon, 0}));
-  verdicts_.erase(verdicts_.begin(), verdicts_.lower_bound(horizon));
-  frozen_.erase(frozen_.begin(), frozen_.lower_bound(horizon));
   while (!launches_.empty() && launches_.begin()->first < horizon) {  // parts of it left without a place
     StopCandidate(launches_.begin()->first);
     launches_.erase(launches_.begin());
@@ -317,12 +310,12 @@ void SliceSequencer::ReportToSpanner() {
   report.spanner_epoch = spanner_epoch_;
   report.g_tail = g_tail_;
   report.g_seen = g_seen_;
-  report.horizon = horizon_;
+  report.horizon = horizon();
   for (const OrderEntry& entry : log_) {
-    if (entry.kind != OrderEntry::Kind::kLaunch || entry.g == 0 || entry.ticket < horizon_) continue;
+    if (entry.kind != OrderEntry::Kind::kLaunch || entry.g == 0 || entry.ticket < horizon()) continue;
     report.placed.push_back({entry.ticket, entry.g, entry.slices});
   }
-  for (const auto& [ticket, verdict] : verdicts_) {
+  for (const auto& [ticket, verdict] : withdrawals_.verdicts()) {
     if (IsFinal(verdict.verdict)) report.withdrawn.push_back(ticket);
   }
   sink_->ToSpanner(std::move(report));
@@ -358,7 +351,7 @@ void SliceSequencer::OnCommit(const Commit& message, TimeNs now) {
 
 void SliceSequencer::PlaceCommit(const Commit& commit, TimeNs now) {
   auto it = launches_.find(commit.ticket);
-  if (it == launches_.end() || Final(commit.ticket)) {
+  if (it == launches_.end() || withdrawals_.Final(commit.ticket)) {
     OrderEntry entry;
     entry.kind = OrderEntry::Kind::kVoid;
     entry.ticket = commit.ticket;
@@ -410,14 +403,10 @@ void SliceSequencer::OnFreeze(uint64_t round, const std::vector<Ticket>& tickets
   message.epoch = epoch_;
   message.round = round;
   for (Ticket ticket : tickets) {
-    if (ticket < horizon_) continue;
+    if (ticket < horizon()) continue;
     open_->tickets.push_back(ticket);
-    auto verdict = verdicts_.find(ticket);
-    if (verdict != verdicts_.end()) {
-      if (IsFinal(verdict->second.verdict) || verdict->second.round >= round) continue;
-      verdicts_.erase(verdict);
-    }
-    frozen_.insert(ticket);
+    if (!withdrawals_.Reopen(ticket, round)) continue;
+    withdrawals_.Hold(ticket);
     StopCandidate(ticket);
     message.tickets.push_back(ticket);
   }
@@ -454,11 +443,7 @@ void SliceSequencer::OnVerdicts(const std::vector<LaunchVerdict>& verdicts, Time
 
 void SliceSequencer::ApplyVerdict(const LaunchVerdict& verdict) {
   const Ticket ticket = verdict.ticket;
-  if (ticket < horizon_) return;
-  auto known = verdicts_.find(ticket);
-  if (known != verdicts_.end() && known->second.round >= verdict.round) return;
-  verdicts_[ticket] = verdict;
-  frozen_.erase(ticket);
+  if (!withdrawals_.Take(verdict)) return;
   OrderEntry entry;
   entry.kind = OrderEntry::Kind::kVerdict;
   entry.ticket = ticket;

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/btree_set.h"
 #include "worker/order_messages.h"
 #include "worker/sequencer.h"
+#include "worker/verdict_book.h"
 
 namespace landbridge {
 
@@ -61,8 +61,8 @@ class SliceSequencer {
   const std::deque<OrderEntry>& log() const { return log_; }
   // For tests: what it keeps of launches that are not over everywhere, by kind.
   std::vector<size_t> remembered() const {
-    return {log_.size(),      launches_.size(), placed_.size(), over_.size(),
-            verdicts_.size(), frozen_.size(),   kept_.size(),   waiting_on_.size()};
+    return {log_.size(),         launches_.size(), placed_.size(),    over_.size(), withdrawals_.verdicts().size(),
+            withdrawals_.held(), kept_.size(),     waiting_on_.size()};
   }
 
  private:
@@ -85,7 +85,7 @@ class SliceSequencer {
   bool TakeOver(const PartOver& message);
   void Activate(TimeNs now);
   void AdoptLog();
-  bool Final(Ticket ticket) const;  // it has a verdict, and starts nowhere any more
+  Ticket horizon() const { return withdrawals_.horizon(); }
   bool Satisfied(const After& after, uint32_t member) const;
   bool Complete(const Launch& launch) const { return launch.able.size() == launch.facts.members.size(); }
   void Evaluate(Ticket ticket);
@@ -107,7 +107,6 @@ class SliceSequencer {
   Sequencer policy_;
   bool active_ = false;
   std::set<uint32_t> alive_;
-  Ticket horizon_;
   std::map<uint32_t, Tail> tails_;             // until active
   std::vector<LaunchVerdict> early_verdicts_;  // until active
 
@@ -120,8 +119,7 @@ class SliceSequencer {
   // Until the horizon has passed them.
   std::map<Ticket, std::set<uint32_t>> placed_;       // in the log: members where it is not over
   std::map<std::pair<Ticket, uint32_t>, bool> over_;  // good
-  absl::btree_map<Ticket, LaunchVerdict> verdicts_;
-  absl::btree_set<Ticket> frozen_;
+  VerdictBook withdrawals_;
   // Launches to look at again when something becomes of the ticket.
   absl::btree_map<Ticket, std::vector<Ticket>> waiting_on_;
   std::deque<Ticket> again_;  // of those: now

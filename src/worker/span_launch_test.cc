@@ -255,6 +255,24 @@ TEST_F(SpanLaunchTest, ANewSpannerTakesOverWhatItIsTold) {
               ElementsAre("SendMail i9 commit 3 5 after 4", "HandOver t4 @2"));
 }
 
+TEST_F(SpanLaunchTest, WhatWaitsForASpannerThatCannotBeReachedFails) {
+  Resident(1, 10);
+  Resident(2, 20);
+  Upload(3, 30);
+  Op(Span(4, 10, 11, 1));
+  Commit(1, 1);
+  Op(Span(5, 20, 21, 2));
+  Op(Span(6, 30, 31, 3));
+  core_->OnMailBroken(Incarnation(9), absl::AbortedError("a stranger"), ++now_);
+  EXPECT_THAT(Reports(), IsEmpty());
+  core_->OnMailBroken(Incarnation(8), absl::AbortedError("cannot be reached"), ++now_);
+  EXPECT_THAT(sink_.TakeCalls(), ElementsAre("SendMail i8 withdrawn 2", "SendMail i8 withdrawn 3"));
+  EXPECT_THAT(Reports(), ElementsAre(HasSubstr("Failed a21.1,a21.2 ABORTED"), HasSubstr("Failed a31.1,a31.2 ABORTED"),
+                                     HasSubstr("Progress")));
+  Done(4);
+  EXPECT_THAT(Reports(), ElementsAre(HasSubstr("t4")));
+}
+
 TEST_F(SpanLaunchTest, MailOfStrangersIsNotRead) {
   const size_t before = core_->counts().anomalies;
   Resident(1, 10);

@@ -129,6 +129,14 @@ void SpanMember::OnDropped(Ticket number) {
   if (spanner_epoch_ > 0) sink_->ToSpanner(WithdrawnAt{log_, kLogEpoch, spanner_epoch_, number});
 }
 
+std::vector<Ticket> SpanMember::WaitingFor(SliceId log) const {
+  std::vector<Ticket> tickets;
+  for (const auto& [number, part] : parts_) {
+    if (!log.valid() || std::binary_search(part.logs.begin(), part.logs.end(), log)) tickets.push_back(part.ticket);
+  }
+  return tickets;
+}
+
 std::vector<Ticket> SpanMember::TakeStartable() { return std::exchange(startable_, {}); }
 
 }  // namespace landbridge

@@ -55,6 +55,9 @@ class SpanMember {
   // Launches below it are over everywhere.
   void OnHorizon(Ticket horizon);
 
+  // Tickets of the parts that have not started, of launches that have one at `log` too; invalid: of all.
+  std::vector<Ticket> WaitingFor(SliceId log) const;
+
   uint64_t g_tail() const { return g_tail_; }
   size_t waiting() const { return parts_.size(); }
   size_t remembered() const { return parts_.size() + placed_.size() + withdrawn_.size() + kept_.size(); }

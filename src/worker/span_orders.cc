@@ -151,6 +151,14 @@ void SpanOrders::OnPeerLost(Incarnation peer) {
   }
 }
 
+std::vector<Ticket> SpanOrders::WaitingFor(Incarnation peer) const {
+  if (spanner_ == nullptr) return peer == spanner_at_ ? member_.WaitingFor(SliceId()) : std::vector<Ticket>();
+  for (const auto& [log, who] : members_) {
+    if (who == peer) return member_.WaitingFor(log);
+  }
+  return {};
+}
+
 // ---------------------------------------------------------------- messages
 
 void SpanOrders::ToSpanner(OrderMessage message) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -35,6 +36,8 @@ class SpanOrders : private ToTheSpanner, private ToSequencers {
   // Of another worker. INVALID_ARGUMENT: no message that it may send; nothing has changed.
   absl::Status OnMail(Incarnation from, absl::string_view bytes);
   void OnPeerLost(Incarnation peer);
+  // Launches here that do not start without mail of the peer: tickets of their parts.
+  std::vector<Ticket> WaitingFor(Incarnation peer) const;
   void Fence() { fenced_ = true; }
   // What the two here have said to each other. False: nothing.
   bool Advance();

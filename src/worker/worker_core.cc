@@ -174,6 +174,11 @@ class WorkerCore::Impl {
     Settle(now);
   }
 
+  void OnMailBroken(Incarnation peer, const absl::Status& why, TimeNs now) {
+    for (Ticket ticket : orders_.WaitingFor(peer)) launches_.DropUnplaced(ticket, MakePoison(why, ticket, 0));
+    Settle(now);
+  }
+
   LaunchQueue& launches() { return launches_; }
   Transfers& transfers() { return transfers_; }
   Observers& observers() { return observers_; }
@@ -352,6 +357,9 @@ void WorkerCore::OnReadQuiet(uint64_t read, TimeNs now) {
   impl_->Settle(now);
 }
 void WorkerCore::OnMail(Incarnation from, absl::string_view mail, TimeNs now) { impl_->OnMail(from, mail, now); }
+void WorkerCore::OnMailBroken(Incarnation peer, const absl::Status& why, TimeNs now) {
+  impl_->OnMailBroken(peer, why, now);
+}
 void WorkerCore::OnTime(TimeNs now) {
   impl_->launches().OnTime();
   impl_->Settle(now);

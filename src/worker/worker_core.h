@@ -122,6 +122,8 @@ class WorkerCore {
   void OnReadQuiet(uint64_t read, TimeNs now);
   // What SendMail of another worker's core gave away for us.
   void OnMail(Incarnation from, absl::string_view mail, TimeNs now);
+  // Mail of the peer does not come through for long. What waits for it here fails with `why`.
+  void OnMailBroken(Incarnation peer, const absl::Status& why, TimeNs now);
   void OnTime(TimeNs now);
 
   // Errors, answers to reads, watches and loads are reported at once. What merely ended is collected and reported by

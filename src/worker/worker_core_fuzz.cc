@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "testing/fuzz.h"
 #include "testing/fuzz_proto.h"
+#include "proto/landbridge/order.pb.h"
 #include "worker/core_test_util.h"
 #include "worker/worker_core.h"
 
@@ -127,7 +128,7 @@ WorkerOp Sensible(Choices& choices) {
     }
   };
   auto id = [&] { return 1 + choices.Below(12); };
-  switch (choices.Below(13)) {
+  switch (choices.Below(15)) {
     case 0: {
       ProgramSpec spec;
       spec.params.assign(choices.Below(3), static_cast<int64_t>(choices.Below(200)));
@@ -136,7 +137,9 @@ WorkerOp Sensible(Choices& choices) {
       spec.temp = static_cast<int64_t>(choices.Below(100));
       spec.can_fail_on_one_shard = choices.Flag();
       spec.has_side_effects = spec.can_fail_on_one_shard;
-      return LoadOp(id(), spec);
+      WorkerOp op = LoadOp(id(), spec);
+      if (choices.Flag()) op.mutable_load()->mutable_info()->set_split(true);
+      return op;
     }
     case 1:
     case 2: {
@@ -169,8 +172,64 @@ WorkerOp Sensible(Choices& choices) {
     case 9: return choices.Flag() ? ReleaseReadOp(id()) : WatchOp(id(), {id(), id()});
     case 10: return DeleteOp({id(), id()});
     case 11: return CancelSessionOp(id());
+    case 12: {
+      WorkerOp op = LaunchOp(id() + 12 * choices.Below(4), id(), {id()}, {id()}, {0, 1});
+      LaunchSpan* span = op.mutable_launch()->mutable_span();
+      for (uint32_t shard : {0, 1}) span->add_shards(shard);
+      for (uint32_t worker : {1, 2}) {
+        span->add_workers()->set_incarnation(worker);
+        span->mutable_workers(static_cast<int>(worker) - 1)->set_log(worker);
+      }
+      for (int i = 0; i < 2; ++i) span->add_worker_of_device(0);
+      span->set_number(id());
+      span->set_horizon(choices.Below(4) == 0 ? id() : 0);
+      return op;
+    }
+    case 13: {
+      WorkerOp op;
+      SpanOrder* order = op.mutable_span_order();
+      order->set_epoch(1 + choices.Below(4));
+      order->set_spanner(1 + choices.Below(2));
+      order->set_log(1);
+      for (uint64_t worker = 1; worker <= choices.Below(4); ++worker) {
+        order->add_members()->set_incarnation(worker);
+        order->mutable_members(static_cast<int>(worker) - 1)->set_log(static_cast<uint32_t>(worker));
+      }
+      return op;
+    }
     default: return PeerLostOp(id());
   }
+}
+
+// Of the spanner on another worker, or of a member of the one here.
+OrderMail SensibleMail(Choices& choices) {
+  OrderMail mail;
+  const uint64_t epoch = 1 + choices.Below(4), number = 1 + choices.Below(12);
+  switch (choices.Below(4)) {
+    case 0:
+      mail.mutable_report()->set_log(2);
+      mail.mutable_report()->set_spanner_epoch(epoch);
+      mail.mutable_report()->set_g_seen(choices.Below(20));
+      break;
+    case 1:
+      mail.mutable_ready()->set_log(2);
+      mail.mutable_ready()->set_spanner_epoch(epoch);
+      mail.mutable_ready()->set_number(number);
+      for (uint32_t log : {1, 2}) mail.mutable_ready()->add_logs(log);
+      break;
+    case 2:
+      mail.mutable_withdrawn()->set_log(2);
+      mail.mutable_withdrawn()->set_spanner_epoch(epoch);
+      mail.mutable_withdrawn()->set_number(number);
+      break;
+    default:
+      mail.mutable_commit()->set_spanner_epoch(epoch);
+      mail.mutable_commit()->set_number(number);
+      mail.mutable_commit()->set_previous_g(choices.Below(12));
+      mail.mutable_commit()->set_g(mail.commit().previous_g() + 1 + choices.Below(2));
+      break;
+  }
+  return mail;
 }
 
 }  // namespace
@@ -201,7 +260,7 @@ void FuzzOne(absl::string_view input) {
   Choices choices(input);
   Run run;
   while (!choices.empty()) {
-    switch (choices.Below(6)) {
+    switch (choices.Below(8)) {
       case 0: {
         WorkerOp op;
         const absl::string_view bytes = choices.Text();
@@ -216,6 +275,17 @@ void FuzzOne(absl::string_view input) {
         break;
       }
       case 3: run.Answer(choices.Byte(), choices.Below(4) != 0); break;
+      case 6: {
+        OrderMail mail;
+        if (choices.Flag()) {
+          mail = SensibleMail(choices);
+        } else {
+          maker.Fill(choices, &mail);
+        }
+        run.core->OnMail(Incarnation(1 + choices.Below(3)), mail.SerializeAsString(), run.now);
+        break;
+      }
+      case 7: run.core->OnMailBroken(Incarnation(1 + choices.Below(3)), absl::AbortedError("broken"), run.now); break;
       case 4:
         run.now += kMillisecond * static_cast<DurationNs>(choices.Byte());
         run.core->OnTime(run.now);

@@ -124,11 +124,15 @@ void OrderMails::OnRead(Incarnation peer, uint64_t page) {
   Outbox& outbox = it->second;
   outbox.read = std::max(outbox.read, page);
   // It would not have asked for this one without having those.
-  while (outbox.let_go + limits::kMailPagesAhead < outbox.read) {
-    context_->data_plane->Unpublish(PageKey(context_->data_plane->self(), peer, ++outbox.let_go),
-                                    absl::FailedPreconditionError("this page of mail was read"));
-  }
+  if (outbox.read > limits::kMailPagesAhead) LetGo(peer, outbox, outbox.read - limits::kMailPagesAhead);
   Publish(peer, outbox);
+}
+
+void OrderMails::LetGo(Incarnation peer, Outbox& outbox, uint64_t through) {
+  while (outbox.let_go < through) {
+    context_->data_plane->Unpublish(PageKey(context_->data_plane->self(), peer, ++outbox.let_go),
+                                    absl::FailedPreconditionError("nobody will read this page of mail any more"));
+  }
 }
 
 // ---------------------------------------------------------------- reading
@@ -150,12 +154,7 @@ void OrderMails::Ask(Incarnation peer, uint64_t page) {
 void OrderMails::OnPage(Incarnation peer, uint64_t page, const std::string& bytes, const absl::Status& status) {
   auto it = in_.find(peer);
   if (stopped_ || it == in_.end()) return;
-  if (absl::IsUnavailable(status)) {  // the connection broke; if the peer is lost, the controller says so
-    context_->loop->RunAfter(limits::kPullRetryPause, context_->Guarded([this, peer, page] {
-      if (!stopped_ && in_.contains(peer)) Ask(peer, page);
-    }));
-    return;
-  }
+  if (absl::IsUnavailable(status)) return AskAgain(peer, page, status);
   if (!status.ok()) {
     LogWarning("mail of worker ", peer.ToString(), " has ended: ", status.message());
     in_.erase(it);
@@ -177,9 +176,29 @@ void OrderMails::OnPage(Incarnation peer, uint64_t page, const std::string& byte
   }
 }
 
+// The connection broke; if the peer is lost, the controller says so.
+void OrderMails::AskAgain(Incarnation peer, uint64_t page, const absl::Status& why) {
+  Inbox& inbox = in_.at(peer);
+  const TimeNs now = context_->Now();
+  if (inbox.broken_at == 0 || now - inbox.broken_at > limits::kMailFailuresApart) inbox.broken_since = now;
+  inbox.broken_at = now;
+  const bool for_long = now - inbox.broken_since >= limits::kMailBrokenAfter;
+  if (for_long) inbox.broken_since = now;
+  context_->loop->RunAfter(limits::kPullRetryPause, context_->Guarded([this, peer, page] {
+    if (!stopped_ && in_.contains(peer)) Ask(peer, page);
+  }));
+  if (!for_long) return;
+  broken_(peer, absl::AbortedError(absl::StrCat("the order of launches that span workers cannot be agreed on: worker ",
+                                                peer.ToString(), " cannot be reached from here (", why.message(),
+                                                "); check the network between the workers' hosts")));
+}
+
 void OrderMails::PeerLost(Incarnation peer) {
-  out_.erase(peer);
   in_.erase(peer);
+  auto it = out_.find(peer);
+  if (it == out_.end()) return;
+  LetGo(peer, it->second, it->second.published);
+  out_.erase(it);
 }
 
 void OrderMails::Stop() {

@@ -47,9 +47,11 @@ void AppendMail(absl::string_view message, std::string* bytes);
 // Thread-safety: the loop's thread only.
 class OrderMails {
  public:
-  // `deliver` runs in a turn of the loop of its own kind: it may call the core.
-  OrderMails(ShellContext* context, std::function<void(Incarnation, absl::string_view)> deliver)
-      : context_(context), deliver_(std::move(deliver)) {}
+  // Both run in turns of the loop of their own kind: they may call the core. `broken`: for limits::kMailBrokenAfter nothing
+  // could be asked of the peer; it goes on being asked.
+  OrderMails(ShellContext* context, std::function<void(Incarnation, absl::string_view)> deliver,
+             std::function<void(Incarnation, const absl::Status&)> broken)
+      : context_(context), deliver_(std::move(deliver)), broken_(std::move(broken)) {}
 
   void Send(Incarnation peer, absl::string_view message);
   void ListenTo(Incarnation peer);
@@ -67,6 +69,7 @@ class OrderMails {
   };
   struct Inbox {
     MailReader reader;
+    TimeNs broken_since = 0, broken_at = 0;   // the first and the last of failures in a row
     uint64_t taken = 0;                       // pages, in their order
     std::map<uint64_t, std::string> arrived;  // before one that is missing
   };
@@ -74,11 +77,14 @@ class OrderMails {
   static dataplane::Key PageKey(Incarnation writer, Incarnation reader, uint64_t page);
   void Publish(Incarnation peer, Outbox& outbox);
   void OnRead(Incarnation peer, uint64_t page);
+  void LetGo(Incarnation peer, Outbox& outbox, uint64_t through);
   void Ask(Incarnation peer, uint64_t page);
   void OnPage(Incarnation peer, uint64_t page, const std::string& bytes, const absl::Status& status);
+  void AskAgain(Incarnation peer, uint64_t page, const absl::Status& why);
 
   ShellContext* const context_;
   const std::function<void(Incarnation, absl::string_view)> deliver_;
+  const std::function<void(Incarnation, const absl::Status&)> broken_;
   absl::flat_hash_map<Incarnation, Outbox> out_;
   absl::flat_hash_map<Incarnation, Inbox> in_;
   std::vector<Incarnation> to_flush_;

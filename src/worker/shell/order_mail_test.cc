@@ -39,9 +39,11 @@ struct End {
   std::shared_ptr<ShellContext> context;
   std::unique_ptr<dataplane::DataPlane> plane;
   Strings got;
-  OrderMails mails{context.get(), [this](Incarnation from, absl::string_view mail) {
-                     got.push_back(absl::StrCat(from.ToString(), " ", mail));
-                   }};
+  std::vector<absl::Status> broken;
+  OrderMails mails{
+      context.get(),
+      [this](Incarnation from, absl::string_view mail) { got.push_back(absl::StrCat(from.ToString(), " ", mail)); },
+      [this](Incarnation, const absl::Status& why) { broken.push_back(why); }};
 };
 
 class OrderMailTest : public ::testing::Test {

@@ -33,6 +33,10 @@ constexpr uint64_t kMailPageBytes = 1024;
 constexpr uint64_t kMailPagesOut = 8;
 constexpr uint64_t kMailPagesAhead = 4;
 constexpr uint64_t kMailBytesMax = int64_t{16} << 20;  // of one message
+// A worker whose mail could not be asked for so long cannot be reached. Failures further apart are not one failure: in between
+// the connection stood (an attempt may take as long as a handshake).
+constexpr DurationNs kMailBrokenAfter = 30 * kSecond;
+constexpr DurationNs kMailFailuresApart = 2 * kTransferHandshakeTimeout;
 
 // How long a launch's collectives wait for the control plane to say why a connection broke.
 constexpr DurationNs kCollectiveBrokenGrace = 5 * kSecond;

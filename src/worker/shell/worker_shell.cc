@@ -37,8 +37,10 @@ WorkerShell::WorkerShell(std::shared_ptr<ShellContext> context, dataplane::DataP
       reads_(context_.get()),
       collectives_(context_.get()),
       host_calls_(context_.get(), &puller_, report_),
-      mails_(context_.get(),
-             [this](Incarnation from, absl::string_view mail) { core_.OnMail(from, mail, context_->Now()); }),
+      mails_(
+          context_.get(),
+          [this](Incarnation from, absl::string_view mail) { core_.OnMail(from, mail, context_->Now()); },
+          [this](Incarnation peer, const absl::Status& why) { core_.OnMailBroken(peer, why, context_->Now()); }),
       device_busy_until_(static_cast<size_t>(context_->io->device_count()), 0) {
   context_->core = &core_;
   context_->data_plane = data_plane;
