@@ -132,8 +132,8 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
     if (slot == nullptr) {
       const auto& members =
           launch_.program->groups()[static_cast<size_t>(step.groups)].groups[static_cast<size_t>(group)];
-      slot =
-          std::make_unique<GroupLayout>(GroupLayout::Make(members, launch_.worker_of_device, options_.plane->self()));
+      slot = std::make_unique<GroupLayout>(
+          GroupLayout::Make(members, launch_.worker_of_device, options_.plane->self(), launch_.slice_of_device));
     }
     return *slot;
   }
@@ -235,6 +235,10 @@ absl::StatusOr<std::shared_ptr<CollectiveRun>> StartCollectives(const Collective
   if (launch.worker_of_device.size() != static_cast<size_t>(launch.program->num_devices())) {
     return absl::InvalidArgumentError(absl::StrCat("a launch over ", launch.worker_of_device.size(),
                                                    " devices of a program for ", launch.program->num_devices()));
+  }
+  if (!launch.slice_of_device.empty() && launch.slice_of_device.size() != launch.worker_of_device.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a launch names the slices of ", launch.slice_of_device.size(),
+                                                   " of its ", launch.worker_of_device.size(), " devices"));
   }
   return std::shared_ptr<CollectiveRun>(std::make_shared<Run>(options, std::move(launch)));
 }

@@ -45,6 +45,7 @@ struct CollectiveLaunch {
   // The launch's name on the data plane: the same on all its workers, and never used for anything else.
   uint64_t space = 0;
   std::vector<Incarnation> worker_of_device;  // peers of the data plane, by logical device
+  std::vector<uint32_t> slice_of_device;      // where that worker is: any numbers. Empty: all in one slice
 };
 
 // One launch's part on this worker. Thread-safety: all members from any thread.

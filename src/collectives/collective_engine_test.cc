@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -137,13 +139,32 @@ const std::vector<std::vector<int>> kPlacements = {
     {0, 1, 2, 3, 4, 5, 6, 7}, {2, 0, 1, 1, 0, 2, 0, 1},
 };
 
-void CheckEverywhere(const Case& c) {
+struct OverSlices {
+  std::vector<int> worker_of_device;
+  std::vector<uint32_t> slice_of_worker;
+};
+
+// Slices of four neighbours: the tree over slices and that over ranks are the same.
+const std::vector<OverSlices> kHalvesInSlices = {
+    {{0, 0, 0, 0, 1, 1, 1, 1}, {3, 1}},
+    {{0, 0, 1, 1, 2, 2, 3, 3}, {0, 0, 1, 1}},
+    {{0, 1, 2, 3, 4, 5, 6, 7}, {5, 5, 5, 5, 2, 2, 2, 2}},
+    {{0, 0, 0, 0, 1, 2, 3, 3}, {0, 1, 1, 1}},
+};
+const std::vector<OverSlices> kAnySlices = {
+    {{2, 0, 1, 1, 0, 2, 0, 1}, {0, 1, 0}},       {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 0, 1, 2, 0, 0}},
+    {{0, 1, 2, 3, 0, 1, 2, 3}, {5, 5, 9, 9}},    {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}},
+    {{0, 1, 2, 3, 4, 4, 4, 4}, {0, 0, 0, 1, 2}}, {{0, 1, 0, 1, 0, 1, 0, 1}, {0, 1}},
+};
+
+void CheckAt(const Case& c, const std::vector<OverSlices>& places) {
   const auto program = ProgramOf(c);
   const CollectiveStep& step = program->steps()[0];
   Bytes operands = RandomOperands(step, 5);
   const Bytes expected = Expected(c, step, operands);
-  for (const auto& placement : kPlacements) {
-    TestWorkers workers(program, placement);
+  for (const OverSlices& place : places) {
+    const std::vector<int>& placement = place.worker_of_device;
+    TestWorkers workers(program, placement, 77, {}, place.slice_of_worker);
     for (int round = 0; round < 2; ++round) {  // the second is another occurrence
       std::vector<absl::Status> statuses;
       const Bytes results = workers.CallAll(0, operands, &statuses);
@@ -161,6 +182,12 @@ void CheckEverywhere(const Case& c) {
       EXPECT_EQ(workers.run(w)->pending(), 0);
     }
   }
+}
+
+void CheckEverywhere(const Case& c) {
+  std::vector<OverSlices> places;
+  for (const auto& placement : kPlacements) places.push_back({placement, {}});
+  CheckAt(c, places);
 }
 
 const std::vector<std::vector<int32_t>> kAll = {{0, 1, 2, 3, 4, 5, 6, 7}};
@@ -216,6 +243,145 @@ TEST(CollectiveEngine, LargeReductionsMoveAsFewBytesAsPossible) {
   workers.CallAll(0, operands, &statuses);
   for (int w = 0; w < 4; ++w) {
     EXPECT_EQ(workers.plane(w).Stats().bytes_received, 2u * 3 * (4u << 20) / 4) << w;  // 2 n (k - 1) / k
+  }
+}
+
+TEST(CollectiveEngine, ReductionsOverSlices) {
+  for (const auto& groups : {kAll, kHalves, kUnequal}) {
+    for (const std::vector<int64_t>& elements : {std::vector<int64_t>{3}, {1'000'003}, {50'000, 3, 0, 20'000}}) {
+      const Case c{CollectiveOp::ALL_REDUCE, groups, elements, DType::kS32, CollectiveOp::SUM};
+      CheckAt(c, kHalvesInSlices);
+      CheckAt(c, kAnySlices);
+    }
+  }
+  const Case packed{CollectiveOp::ALL_REDUCE, kAll, {100'001}, DType::kS4, CollectiveOp::SUM};
+  CheckAt(packed, kHalvesInSlices);
+  CheckAt(packed, kAnySlices);
+  for (const auto& groups : {kAll, kHalves}) {
+    const Case c{CollectiveOp::REDUCE_SCATTER, groups, {1'200'000, 8}, DType::kS32, CollectiveOp::SUM};
+    CheckAt(c, kHalvesInSlices);
+    CheckAt(c, kAnySlices);
+  }
+  CheckAt({CollectiveOp::ALL_REDUCE, kAll, {1'000'003}, DType::kF32, CollectiveOp::SUM}, kHalvesInSlices);
+  CheckAt({CollectiveOp::REDUCE_SCATTER, kAll, {80'000}, DType::kF32, CollectiveOp::SUM}, kHalvesInSlices);
+}
+
+TEST(CollectiveEngine, MovesOverSlices) {
+  for (const auto& places : {kHalvesInSlices, kAnySlices}) {
+    CheckAt({CollectiveOp::ALL_GATHER, kAll, {3}}, places);
+    CheckAt({CollectiveOp::ALL_GATHER, kHalves, {100'000, 2, 0}}, places);
+    CheckAt({CollectiveOp::ALL_GATHER, kAll, {50'000}}, places);
+    CheckAt({CollectiveOp::ALL_TO_ALL, kAll, {80'000}}, places);
+  }
+}
+
+// Sums over slices are of an order of their own, always the same.
+TEST(CollectiveEngine, SumsOverSlicesRepeat) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {300'001}, DType::kF32, CollectiveOp::SUM};
+  for (const OverSlices& place : kAnySlices) {
+    TestWorkers workers(ProgramOf(c), place.worker_of_device, 77, {}, place.slice_of_worker);
+    Bytes operands = RandomOperands(workers.program().steps()[0], 3);
+    // By slice, in order of their first rank; then over them.
+    std::vector<uint32_t> slices;
+    std::vector<std::vector<const std::byte*>> values;
+    for (size_t d = 0; d < kDevices; ++d) {
+      const uint32_t slice = place.slice_of_worker[static_cast<size_t>(place.worker_of_device[d])];
+      const auto at = static_cast<size_t>(std::find(slices.begin(), slices.end(), slice) - slices.begin());
+      if (at == slices.size()) {
+        slices.push_back(slice);
+        values.emplace_back();
+      }
+      values[at].push_back(Data(operands[d][0]));
+    }
+    auto sum = [&](const std::vector<const std::byte*>& of) {
+      std::string out(operands[0][0].size(), '\0');
+      ReduceTree(static_cast<int>(of.size()), c.dtype, c.reduction, c.elements[0],
+                 reinterpret_cast<std::byte*>(out.data()),
+                 [&](int first, int count) { return count == 1 ? of[static_cast<size_t>(first)] : nullptr; });
+      return out;
+    };
+    std::vector<std::string> sums;
+    for (const auto& of_slice : values) sums.push_back(sum(of_slice));
+    std::vector<const std::byte*> of_sums;
+    for (const std::string& of_slice : sums) of_sums.push_back(Data(of_slice));
+    const std::string expected = sum(of_sums);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<absl::Status> statuses;
+      for (const auto& result : workers.CallAll(0, operands, &statuses)) EXPECT_TRUE(result[0] == expected);
+    }
+  }
+}
+
+// Bytes that each slice sends to others, in order of their names.
+std::vector<uint64_t> SentBetweenSlices(const Case& c, const OverSlices& place) {
+  TestWorkers workers(ProgramOf(c), place.worker_of_device, 77, {}, place.slice_of_worker);
+  Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::vector<absl::Status> statuses;
+  workers.CallAll(0, operands, &statuses);
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  std::map<uint32_t, uint64_t> sent;
+  for (int from = 0; from < workers.workers(); ++from) {
+    const uint32_t slice = place.slice_of_worker[static_cast<size_t>(from)];
+    for (int to = 0; to < workers.workers(); ++to) {
+      if (place.slice_of_worker[static_cast<size_t>(to)] == slice) continue;
+      for (const dataplane::PeerBytes& peer : workers.plane(to).Stats().peers) {
+        if (peer.peer == TestWorkers::Peer(from)) sent[slice] += peer.bytes_received;
+      }
+    }
+  }
+  std::vector<uint64_t> bytes;
+  for (const auto& [slice, count] : sent) bytes.push_back(count);
+  return bytes;
+}
+
+TEST(CollectiveEngine, WhatCrossesBetweenSlicesDoesSoOnce) {
+  constexpr int64_t kElements = 3 << 15;
+  constexpr uint64_t n = kElements * 4;
+  const std::vector<OverSlices> places = {
+      {{0, 0, 0, 0, 1, 1, 1, 1}, {0, 1}},
+      {{0, 0, 1, 1, 2, 2, 3, 3}, {0, 0, 1, 1}},
+      {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 0, 0, 1, 1, 1, 1}},
+      {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}},
+      {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 0, 0, 0, 1, 1, 2}},
+      {{2, 0, 1, 1, 0, 2, 0, 1}, {0, 1, 0}},
+      {{0, 1, 0, 1, 0, 1, 0, 1}, {0, 1}},
+  };
+  for (const OverSlices& place : places) {
+    std::map<uint32_t, uint64_t> ranks;
+    for (int worker : place.worker_of_device) ++ranks[place.slice_of_worker[static_cast<size_t>(worker)]];
+    const uint64_t k = ranks.size();
+    const Case reduce{CollectiveOp::ALL_REDUCE, kAll, {kElements}, DType::kF32, CollectiveOp::SUM};
+    EXPECT_THAT(SentBetweenSlices(reduce, place),
+                testing::AllOf(testing::SizeIs(k), testing::Each(2 * n * (k - 1) / k)));
+    // Of a reduce-scatter what others need of our sum, of an all-gather our values once for each other slice.
+    std::vector<uint64_t> scattered, gathered;
+    for (const auto& [slice, count] : ranks) {
+      scattered.push_back(n / kDevices * (kDevices - count));
+      gathered.push_back(n * count * (k - 1));
+    }
+    const Case scatter{CollectiveOp::REDUCE_SCATTER, kAll, {kElements}, DType::kF32, CollectiveOp::SUM};
+    const Case gather{CollectiveOp::ALL_GATHER, kAll, {kElements}};
+    EXPECT_EQ(SentBetweenSlices(scatter, place), scattered);
+    EXPECT_EQ(SentBetweenSlices(gather, place), gathered);
+  }
+}
+
+TEST(CollectiveEngine, AbortEndsCallsInAllSlices) {
+  for (auto kind : {CollectiveOp::ALL_REDUCE, CollectiveOp::REDUCE_SCATTER, CollectiveOp::ALL_GATHER}) {
+    const Case c{
+        kind, kAll, {1 << 20}, DType::kF32, kind == CollectiveOp::ALL_GATHER ? CollectiveOp::NONE : CollectiveOp::SUM};
+    TestWorkers workers(ProgramOf(c), {0, 0, 1, 1, 2, 2, 3, 3}, 77, {}, {0, 0, 1, 1});
+    Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+    TestWorkers::Calls calls(workers, 0, operands, kDevices - 1);
+    workers.run(3)->Abort(absl::DataLossError("device 7 went away"));
+    calls.Wait();
+    for (const absl::Status& status : calls.statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    for (int w = 0; w < workers.workers(); ++w) {
+      for (int wait = 0; wait < 5000 && workers.run(w)->pending() != 0; ++wait) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      EXPECT_EQ(workers.run(w)->pending(), 0);
+    }
   }
 }
 

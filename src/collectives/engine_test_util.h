@@ -55,12 +55,14 @@ class TestExecutor {
 
 class TestWorkers {
  public:
-  // `worker_of_device`: small numbers, by logical device.
+  // `worker_of_device`: small numbers, by logical device. `slice_of_worker`: empty: all in one.
   TestWorkers(std::shared_ptr<const CollectiveProgram> program, const std::vector<int>& worker_of_device,
-              uint64_t space = 77, std::function<void(const absl::Status&)> on_broken = {})
+              uint64_t space = 77, std::function<void(const absl::Status&)> on_broken = {},
+              std::vector<uint32_t> slice_of_worker = {})
       : program_(std::move(program)),
         worker_of_device_(worker_of_device),
         on_broken_(std::move(on_broken)),
+        slice_of_worker_(std::move(slice_of_worker)),
         executor_(3) {
     int count = 0;
     for (int worker : worker_of_device) count = std::max(count, worker + 1);
@@ -82,13 +84,17 @@ class TestWorkers {
   void Launch(uint64_t space) {
     runs_.clear();
     std::vector<Incarnation> peers;
-    for (int worker : worker_of_device_) peers.push_back(Peer(worker));
+    std::vector<uint32_t> slices;
+    for (int worker : worker_of_device_) {
+      peers.push_back(Peer(worker));
+      if (!slice_of_worker_.empty()) slices.push_back(slice_of_worker_[Index(worker)]);
+    }
     for (auto& plane : planes_) {
       auto run =
           StartCollectives({.plane = plane.get(),
                             .executor = [this](absl::AnyInvocable<void()> task) { executor_.Run(std::move(task)); },
                             .on_broken = on_broken_},
-                           {.program = program_, .space = space, .worker_of_device = peers});
+                           {.program = program_, .space = space, .worker_of_device = peers, .slice_of_device = slices});
       LB_CHECK(run.ok());
       runs_.push_back(*std::move(run));
     }
@@ -152,6 +158,7 @@ class TestWorkers {
   std::shared_ptr<const CollectiveProgram> program_;
   const std::vector<int> worker_of_device_;
   const std::function<void(const absl::Status&)> on_broken_;
+  const std::vector<uint32_t> slice_of_worker_;
   dataplane::InProcessFabric fabric_;
   TestExecutor executor_;
   std::vector<std::unique_ptr<dataplane::DataPlane>> planes_;

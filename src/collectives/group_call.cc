@@ -15,26 +15,9 @@ constexpr int64_t kInlineBytesMax = 64 << 10;
 // What one thread does of a reduction on one worker.
 constexpr int64_t kLocalPartBytes = 4 << 20;
 
-constexpr int kValues = 0;   // phases of CollectiveKey: what members bring,
-constexpr int kReduced = 1;  // and parts that were reduced for all
-
-int64_t ElementsIn(DType dtype, int64_t bytes) { return bytes * 8 / DeviceElementBits(dtype); }
-
 int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-int64_t BytesOf(DType dtype, const ElementRange& range) { return BytesOfElements(dtype, range.size()); }
-
 }  // namespace
-
-struct GroupCall::Pipeline {
-  int operand = 0;
-  ElementRange part;
-  std::byte* out = nullptr;
-  int64_t piece_elements = 0;
-  std::atomic<int64_t> next{0};  // pieces begun
-  std::atomic<int64_t> left{0};  // pieces not reduced
-  int64_t pieces = 0;
-};
 
 bool GroupCall::Join(int rank, CollectiveCall call) {
   members_.push_back({rank, std::move(call)});
@@ -149,6 +132,7 @@ void GroupCall::StartReduction() {
   if (layout_.workers.size() == 1) return ReduceLocally();
   copy_to_others_ = step_.kind == CollectiveOp::ALL_REDUCE;
   if (small()) return ExchangeEagerly();
+  if (layout_.hierarchical()) return ReduceOverSlices();
   ExchangeInParts();
 }
 
@@ -274,32 +258,41 @@ void GroupCall::OfferPartials(int operand) {
   }
   if (expected == 0) return;
   for (const Subtree& subtree : layout_.subtrees) {
-    if (subtree.worker != layout_.self) continue;
-    const CollectiveKey key = Key(kValues, subtree.first, operand);
-    if (subtree.count == 1) {
-      OfferInPlace(
-          key, std::make_shared<OutgoingMemory>(OperandOf(subtree.first, operand), tensor.bytes, expected, nullptr));
-      continue;
-    }
-    auto compute = [self = shared_from_this(), &tensor, subtree, operand](int64_t offset, int64_t bytes,
-                                                                          std::byte* out) {
-      ReduceSubtree(
-          subtree, tensor.dtype, self->step_.reduction, ElementsIn(tensor.dtype, bytes), out,
-          [&](int first, int ranks) { return ranks == 1 ? self->OperandOf(first, operand) + offset : nullptr; });
-    };
-    OfferInPlace(key, std::make_shared<OutgoingValues>(
-                          tensor.bytes, expected,
-                          [run = run_](absl::AnyInvocable<void()> task) { run->Execute(std::move(task)); }, compute));
+    if (subtree.worker == layout_.self) OfferSubtree(subtree, subtree.first, {}, operand, expected);
   }
 }
 
-void GroupCall::StartPart(int operand, ElementRange part, std::byte* out) {
+// `ranks`: of the subtree's positions; empty: they are ranks. `rank`: of the first.
+void GroupCall::OfferSubtree(const Subtree& subtree, int rank, absl::Span<const int> ranks, int operand,
+                             int64_t expected) {
+  const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(operand)];
+  const CollectiveKey key = Key(kValues, rank, operand);
+  if (subtree.count == 1) {
+    return OfferInPlace(key,
+                        std::make_shared<OutgoingMemory>(OperandOf(rank, operand), tensor.bytes, expected, nullptr));
+  }
+  auto compute = [self = shared_from_this(), &tensor, subtree, ranks, operand](int64_t offset, int64_t bytes,
+                                                                               std::byte* out) {
+    ReduceSubtree(subtree, tensor.dtype, self->step_.reduction, ElementsIn(tensor.dtype, bytes), out,
+                  [&](int first, int count) -> const std::byte* {
+                    if (count != 1) return nullptr;
+                    const int of_group = ranks.empty() ? first : ranks[static_cast<size_t>(first)];
+                    return self->OperandOf(of_group, operand) + offset;
+                  });
+  };
+  OfferInPlace(key, std::make_shared<OutgoingValues>(
+                        tensor.bytes, expected,
+                        [run = run_](absl::AnyInvocable<void()> task) { run->Execute(std::move(task)); }, compute));
+}
+
+void GroupCall::StartPart(int operand, ElementRange part, std::byte* out, int name) {
   if (part.size() == 0) return;
   const DType dtype = step_.operands[static_cast<size_t>(operand)].dtype;
   auto pipeline = std::make_shared<Pipeline>();
   pipeline->operand = operand;
   pipeline->part = part;
   pipeline->out = out;
+  pipeline->name = name;
   pipeline->piece_elements = ElementsIn(dtype, kCollectivePieceBytes);
   pipeline->pieces = (part.size() + pipeline->piece_elements - 1) / pipeline->piece_elements;
   pipeline->left = pipeline->pieces;
@@ -312,6 +305,7 @@ void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
   const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(pipeline->operand)];
   const int64_t begin = pipeline->part.begin + index * pipeline->piece_elements;
   const ElementRange piece{begin, std::min(begin + pipeline->piece_elements, pipeline->part.end)};
+  if (layout_.hierarchical()) return NextPieceOverSlices(pipeline, piece);
   auto partials = std::make_shared<Partials>(layout_.subtrees.size());
   auto missing = std::make_shared<std::atomic<size_t>>(1);
   auto arrived = [this, pipeline, piece, partials, missing] {
@@ -345,11 +339,14 @@ void GroupCall::ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRa
                }
                return nullptr;
              });
-  if (pipeline->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    if (step_.kind == CollectiveOp::ALL_REDUCE) ShareParts(pipeline->operand);
-  } else {
-    NextPiece(pipeline);
-  }
+  PieceReduced(pipeline);
+}
+
+void GroupCall::PieceReduced(const std::shared_ptr<Pipeline>& pipeline) {
+  if (pipeline->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return NextPiece(pipeline);
+  if (step_.kind != CollectiveOp::ALL_REDUCE) return;
+  if (layout_.hierarchical()) return ShareOverSlices(pipeline->operand);
+  ShareParts(pipeline->operand);
 }
 
 void GroupCall::ShareParts(int operand) {
@@ -378,6 +375,7 @@ void GroupCall::TakeParts(int operand) {
 
 void GroupCall::StartGather() {
   copy_to_others_ = true;
+  if (layout_.hierarchical() && !small()) return GatherOverSlices();
   std::vector<LocalCopy> copies;
   for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
     const int64_t bytes = step_.operands[static_cast<size_t>(i)].bytes;

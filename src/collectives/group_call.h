@@ -4,16 +4,21 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "base/dtype.h"
 #include "collectives/collective_engine.h"
 #include "collectives/group_layout.h"
 #include "collectives/outgoing.h"
+#include "collectives/reduce.h"
 
 namespace landbridge {
 
@@ -62,7 +67,24 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
     int64_t bytes = 0;
   };
   using Partials = std::vector<std::shared_ptr<std::vector<std::byte>>>;  // by index into layout_.subtrees
-  struct Pipeline;  // one part of an operand that we reduce, piece by piece
+  // One part of an operand that we reduce, piece by piece.
+  struct Pipeline {
+    int operand = 0;
+    ElementRange part;
+    std::byte* out = nullptr;
+    int name = 0;  // over several slices: the rank in the keys of what they bring for this part
+    int64_t piece_elements = 0;
+    std::atomic<int64_t> next{0};  // pieces begun
+    std::atomic<int64_t> left{0};  // pieces not reduced
+    int64_t pieces = 0;
+  };
+  // Phases of CollectiveKey.
+  static constexpr int kValues = 0;       // what members bring: sums of a subtree
+  static constexpr int kReduced = 1;      // parts that were reduced for all, values that came into a slice for all
+  static constexpr int kSliceValues = 2;  // the sum over all members in a slice, for another slice
+
+  static int64_t ElementsIn(DType dtype, int64_t bytes) { return bytes * 8 / DeviceElementBits(dtype); }
+  static int64_t BytesOf(DType dtype, const ElementRange& range) { return BytesOfElements(dtype, range.size()); }
 
   // Tasks. `done` of each is called once.
   void Begin(int count = 1) { tasks_.fetch_add(count, std::memory_order_relaxed); }
@@ -83,14 +105,47 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   void ReduceEagerly(const Partials& partials);
   void ExchangeInParts();
   void OfferPartials(int operand);
-  void StartPart(int operand, ElementRange part, std::byte* out);
+  // `name`: see Pipeline.
+  void StartPart(int operand, ElementRange part, std::byte* out, int name = 0);
   void NextPiece(const std::shared_ptr<Pipeline>& pipeline);
   void ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials);
+  void PieceReduced(const std::shared_ptr<Pipeline>& pipeline);
+  void OfferSubtree(const Subtree& subtree, int rank, absl::Span<const int> ranks, int operand, int64_t expected);
   void ShareParts(int operand);
   void TakeParts(int operand);
   void StartGather();
   void StartExchange();
   void StartPermute();
+
+  // Over several slices (group_call_slices.cc).
+  using SliceValuesDone = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<std::vector<std::byte>>>)>;
+  void ReduceOverSlices();
+  void OfferToMates(int operand);
+  void OfferToSlices(int operand, int name, ElementRange part);
+  void SumOfSlice(int operand, ElementRange piece, SliceValuesDone done);
+  void NextPieceOverSlices(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece);
+  void TakeSliceValues(const Pipeline& pipeline, ElementRange piece, int other, std::byte* into,
+                       const std::function<void()>& arrived, const std::function<void()>& begin);
+  void ShareOverSlices(int operand);
+  void TakeReduced(int operand);
+  void TakeIntoSlice(int operand, int home);
+  void GatherOverSlices();
+  ElementRange SlicePart(int home, int slice, int place, int operand) const {
+    return layout_.SlicePart(home, slice, place, step_.operands[static_cast<size_t>(operand)].elements);
+  }
+  const GroupSlice& slice() const { return layout_.slices[static_cast<size_t>(layout_.self_slice)]; }
+  // What names the part of slice `home` in keys.
+  int NameOf(int home) const { return layout_.slices[static_cast<size_t>(home)].ranks[0]; }
+  int FirstRank(int worker) const { return layout_.first_rank[static_cast<size_t>(worker)]; }
+  int SliceOf(int rank) const {
+    const int worker = layout_.worker_of_rank[static_cast<size_t>(rank)];
+    return layout_.slice_of_worker[static_cast<size_t>(worker)];
+  }
+  int64_t Mates() const { return static_cast<int64_t>(slice().workers.size()) - 1; }
+  int64_t OtherSlices() const { return static_cast<int64_t>(layout_.slices.size()) - 1; }
+  std::byte* ResultAt(int operand, int64_t element) const {
+    return FirstResult(operand) + BytesOfElements(step_.operands[static_cast<size_t>(operand)].dtype, element);
+  }
 
   // The elements of operand `operand` of a reduction that `worker` reduces, for all or for its own ranks.
   std::vector<ElementRange> PartsOf(int worker, int operand) const;

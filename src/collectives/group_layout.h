@@ -36,23 +36,48 @@ struct ElementRange {
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
 
+// The members of a group that lie in one slice.
+struct GroupSlice {
+  std::vector<int> ranks;         // of the group, ascending
+  std::vector<int> workers;       // indices into GroupLayout::workers, ascending
+  std::vector<Subtree> subtrees;  // as GroupLayout's, of positions in `ranks`
+};
+
 struct GroupLayout {
   std::vector<int32_t> members;      // logical devices, by rank
   std::vector<Incarnation> workers;  // distinct, in order of their lowest rank
   std::vector<int> worker_of_rank;
-  int self = 0;                   // our index in `workers`; -1: no rank is ours
-  std::vector<int> local_ranks;   // ours, ascending
-  std::vector<Subtree> subtrees;  // every rank in one: the largest that lie on one worker; ascending
+  int self = 0;                    // our index in `workers`; -1: no rank is ours
+  std::vector<int> local_ranks;    // ours, ascending
+  std::vector<Subtree> subtrees;   // every rank in one: the largest that lie on one worker; ascending
+  std::vector<int> first_rank;     // the lowest of each worker
+  std::vector<GroupSlice> slices;  // in order of their lowest rank
+  std::vector<int> slice_of_worker;
+  int self_slice = -1;  // index into `slices`; -1: no rank is ours
+  int self_place = -1;  // position in that slice's `workers`
 
   int size() const { return static_cast<int>(members.size()); }
+  // Some slice has several workers, or ranks that are no subtree: it sums its values up by itself before they cross to
+  // others, and what crosses does so once for all its workers.
+  bool hierarchical() const { return slices.size() > 1 && subtrees.size() > slices.size(); }
 
-  // `worker_of_device`: by logical device.
+  // `worker_of_device`, `slice_of_device`: by logical device; the latter may be empty: all in one slice.
   static GroupLayout Make(absl::Span<const int32_t> members, absl::Span<const Incarnation> worker_of_device,
-                          Incarnation self);
+                          Incarnation self, absl::Span<const uint32_t> slice_of_device = {});
 
   // The part of `elements` that a worker reduces for all. Parts are in the order of `workers`, proportional to
-  // their ranks, begin at multiples of kOwnedAlignment, and cover everything.
+  // their ranks (over several slices: equal), begin at multiples of kOwnedAlignment, and cover everything.
   ElementRange OwnedBy(int worker, int64_t elements) const;
+
+  // Of a hierarchical reduction each slice has an equal part that is reduced there for all (`home`). Each slice divides
+  // every home's part among its own workers: what the worker at `place` of `slice` handles. Aligned as above.
+  ElementRange SlicePart(int home, int slice, int place, int64_t elements) const;
+  // Of what is counted by ranks (pieces of a reduce-scatter, values of an all-gather): who in `slice` handles that of
+  // `rank`. In the rank's own slice: its worker. Index into `workers`.
+  int HandlerOf(int rank, int slice) const;
+
+ private:
+  void FindSlices(absl::Span<const uint32_t> slice_of_device);
 };
 
 inline constexpr int64_t kOwnedAlignment = 64;  // elements: a cache line at least, and whole bytes of packed types

@@ -56,6 +56,42 @@ TEST(GroupLayout, OwnedPartsCoverEverythingOnce) {
   EXPECT_EQ(layout.OwnedBy(1, int64_t{1} << 60).end, int64_t{1} << 60);
 }
 
+TEST(GroupLayout, EverySliceDividesEveryPartAmongItsWorkers) {
+  // Ranks 0..4 on workers 1, 2, 2, 3, 1, which are in slices 7, 9, 7.
+  const GroupLayout layout =
+      GroupLayout::Make({0, 1, 2, 3, 4}, Workers({1, 2, 2, 3, 1}), Incarnation(3), {7, 9, 9, 7, 7});
+  ASSERT_EQ(layout.slices.size(), 2u);
+  EXPECT_TRUE(layout.hierarchical());
+  EXPECT_THAT(layout.slices[0].ranks, ElementsAre(0, 3, 4));
+  EXPECT_THAT(layout.slices[0].workers, ElementsAre(0, 2));
+  EXPECT_THAT(layout.slices[0].subtrees, ElementsAre(Subtree{0, 1, 0}, Subtree{1, 1, 2}, Subtree{2, 1, 0}));
+  EXPECT_THAT(layout.slices[1].subtrees, ElementsAre(Subtree{0, 2, 1}));
+  EXPECT_EQ(layout.self_slice, 0);
+  EXPECT_EQ(layout.self_place, 1);
+  EXPECT_EQ(layout.HandlerOf(1, 0), 0);
+  EXPECT_EQ(layout.HandlerOf(2, 0), 2);
+  EXPECT_EQ(layout.HandlerOf(4, 0), 0);
+  EXPECT_EQ(layout.HandlerOf(4, 1), 1);
+  EXPECT_EQ(layout.SlicePart(1, 0, 1, 4096), (ElementRange{3072, 4096}));
+  for (int64_t elements : {0, 1, 63, 64, 1000, 4096, 1'000'003}) {
+    for (int slice : {0, 1}) {
+      int64_t next = 0;
+      for (int home : {0, 1}) {
+        for (int place = 0; place < static_cast<int>(layout.slices[static_cast<size_t>(slice)].workers.size());
+             ++place) {
+          const ElementRange part = layout.SlicePart(home, slice, place, elements);
+          EXPECT_EQ(part.begin, next);
+          EXPECT_EQ(part.begin % kOwnedAlignment, 0);
+          next = part.end;
+        }
+      }
+      EXPECT_EQ(next, elements);
+    }
+  }
+  EXPECT_FALSE(GroupLayout::Make({0, 1}, Workers({1, 2}), Incarnation(1), {0, 1}).hierarchical());
+  EXPECT_FALSE(GroupLayout::Make({0, 1}, Workers({1, 2}), Incarnation(1)).hierarchical());
+}
+
 // What one order of additions gives, and the same by partial sums of any subtrees.
 TEST(ReduceTree, SameBitsFromPartialSums) {
   std::mt19937 random(7);

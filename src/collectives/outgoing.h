@@ -77,4 +77,19 @@ class OutgoingValues final : public Outgoing {
   const Compute compute_;
 };
 
+// Values that take more than computing: others' come first. Not bounded as copies are, since what a reader waits for may
+// itself wait for copies of its mates; bounded by what readers ask for at a time (kCollectivePiecesInFlight).
+class OutgoingLater final : public Outgoing {
+ public:
+  // As Source::Read.
+  using Fetch = std::function<void(int64_t offset, int64_t bytes, dataplane::ReadDone done)>;
+  OutgoingLater(int64_t size, int64_t expected, Fetch fetch) : Outgoing(size, expected), fetch_(std::move(fetch)) {}
+
+ private:
+  void Produce(int64_t offset, int64_t bytes, dataplane::ReadDone done) override {
+    fetch_(offset, bytes, std::move(done));
+  }
+  const Fetch fetch_;
+};
+
 }  // namespace landbridge

@@ -134,7 +134,7 @@ class Controller::Impl : private ctl::DispatchHooks {
   void BeforeSpanSent(Life* life, Launch* launch);
   void FailSpan(Ticket ticket, const absl::Status& why);
   void DropSpans(SessionId session, const absl::Status& why);
-  static void NameSpanWorker(Life* to, const Life& who, SpanWorker* worker);
+  void NameSpanWorker(Life* to, const Life& who, SpanWorker* worker) const;
   void JoinSpans(Life* life);
   void SeatSpanner();
   void TellSpanner(const std::vector<Life*>& members);

@@ -37,9 +37,10 @@ void Controller::Impl::BeforeSpanSent(Life* life, Launch* launch) {
   }
 }
 
-void Controller::Impl::NameSpanWorker(Life* to, const Life& who, SpanWorker* worker) {
+void Controller::Impl::NameSpanWorker(Life* to, const Life& who, SpanWorker* worker) const {
   worker->set_incarnation(who.incarnation.value());
   worker->set_log(who.log);
+  worker->set_slice(static_cast<uint32_t>(cluster_.slots()[static_cast<size_t>(who.slot)].id.slice.value()));
   if (&who != to && to->peers.insert(who.incarnation).second) worker->set_data_address(who.data_address);
 }
 

@@ -81,6 +81,8 @@ TEST_F(SpansTest, EachWorkerGetsItsPart) {
   EXPECT_EQ(first.workers(1).data_address(),
             "");  // it was told with the order (WorkersHearWhoNumbersLaunchesBeforeTheFirst)
   EXPECT_EQ(first.workers(0).data_address(), "");
+  EXPECT_EQ(first.workers(0).slice(), 0u);
+  EXPECT_EQ(first.workers(1).slice(), 1u);
   EXPECT_EQ(first.number(), 1u);
   EXPECT_EQ(second.number(), 1u);
 

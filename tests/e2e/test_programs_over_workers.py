@@ -180,6 +180,38 @@ def test_the_same_bits_on_any_number_of_workers():
     assert digests[0] == digests[1] and len(digests[0]) == 65
 
 
+OVER_SLICES = """
+import numpy as np, jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = np.array(jax.devices())
+assert len({d.slice_index for d in devices}) == 2 and len(devices) == 8
+r = np.random.RandomState(0)
+x = r.randint(-1000, 1000, (8, 96_000), dtype=np.int32)
+y = r.randn(8, 96_000).astype(np.float32)
+for order in (range(8), (0, 4, 1, 5, 2, 6, 3, 7)):
+    mesh = Mesh(devices[list(order)], ("x",))
+    def run(f, v, out=P("x")):
+        g = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=out, check_vma=False))
+        first = np.asarray(g(v))
+        for _ in range(3):
+            assert first.tobytes() == np.asarray(g(v)).tobytes()
+        return first
+    total = lambda v: jax.lax.psum(v, "x")
+    scatter = lambda v: jax.lax.psum_scatter(v[0], "x", tiled=True)[None]
+    np.testing.assert_array_equal(run(total, x, P())[0], x.sum(0))
+    np.testing.assert_allclose(run(total, y, P())[0], y.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(run(scatter, x).reshape(-1), x.sum(0))
+    np.testing.assert_array_equal(run(lambda v: jax.lax.all_gather(v, "x", tiled=True), x, P()), x)
+    np.testing.assert_array_equal(run(lambda v: jax.lax.pmax(v, "x"), y, P())[0], y.max(0))
+print("equal")
+"""
+
+
+def test_large_collectives_over_slices_of_several_workers():
+    with fresh_cluster(slices=2, workers=2, devices=2) as c:
+        assert c.script(OVER_SLICES).stdout.strip() == "equal"
+
+
 def test_programs_of_every_kind_have_the_values_of_plain_jax(tmp_path):
     """On four workers; the others of this file run on two slices."""
     plain = plain_results(SPMD_PROGRAMS, tmp_path, 8, "partitioned", "models", "by_hand")

@@ -28,8 +28,10 @@ absl::Status CollectiveLaunches::Open(const Launch& launch, LaunchWork* work) {
   CollectiveLaunch collective;
   collective.program = work->program->collectives;
   collective.space = span.space();
-  for (uint32_t worker : span.worker_of_device()) {
-    collective.worker_of_device.push_back(Incarnation(span.workers(static_cast<int>(worker)).incarnation()));
+  for (uint32_t w : span.worker_of_device()) {
+    const SpanWorker& worker = span.workers(static_cast<int>(w));
+    collective.worker_of_device.push_back(Incarnation(worker.incarnation()));
+    collective.slice_of_device.push_back(worker.slice());
   }
   absl::flat_hash_map<int32_t, int32_t> device_of_ordinal;
   for (size_t d = 0; d < work->devices.size(); ++d) {
