@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build quickstart test test-cpp test-python test-asan test-tsan bench clean distclean
+.PHONY: help setup build quickstart test test-cpp test-python test-libraries test-asan test-tsan bench clean distclean
 
 # Where C++ tests find the plugin.
 export LANDBRIDGE_PYTHON := $(CURDIR)/.venv/bin/python
@@ -16,6 +16,7 @@ help:
 	@echo "make quickstart  build all, then train a small model on two slices of CPU devices"
 	@echo "make build       set up this machine and build ./landbridge and the servers"
 	@echo "make test        run all tests: C++ (ctest), end to end (pytest)"
+	@echo "make test-libraries  run tests of optax and flax on plain JAX and through a cluster, and compare"
 	@echo "make test-asan   C++ tests under address and undefined-behaviour sanitizer; make test-tsan: thread sanitizer"
 	@echo "make bench       run the benchmarks of bench/"
 	@echo "make clean       remove what was built; make distclean also .venv"
@@ -53,6 +54,10 @@ test-python:
 	@tools/client_env.sh $(OLDEST_CLIENT)
 	@$(PYTEST) tests/e2e
 
+# Optax's and flax's own tests, on plain JAX and here.
+test-libraries: build
+	@.venv/bin/python tests/libraries/run.py
+
 # See CONTRIBUTING.md.
 ASAN_TESTS ?= base_test env_test cluster_test sharding_test hlo_test dataplane_test collectives_test worker_test \
   controller_test resource_manager_test frontdoor_test sim_test bin_test cli_test pjrt_test compiler_test \
@@ -75,6 +80,7 @@ bench: build
 	@.venv/bin/python bench/reshard.py
 	@.venv/bin/python bench/collectives.py
 	@.venv/bin/python bench/compile_cache.py
+	@.venv/bin/python bench/programs.py
 	@.venv/bin/python bench/deaths.py --kills 20
 	@.venv/bin/python bench/big.py --sizes 64x8 512x4
 

@@ -217,7 +217,9 @@ def main():
         ours = statistics.median(r["servers_cpu_us_per_call"] for r in chained)
         if echo:
             print(json.dumps({"figure": "chained.servers_cpu_us_per_call_beyond_echo", "landbridge": ours,
-                              "grpc_echo": min(echo), "beyond": round(ours - min(echo), 2)}), flush=True)
+                              "grpc_echo": min(echo), "beyond": round(ours - min(echo), 2),
+                              # a call is two requests: DestructArray, Execute; the plugin's execution is in it
+                              "beyond_per_request": round((ours - min(echo)) / 2, 2)}), flush=True)
     for workload in wanted:
         for figure in FIGURES[workload]:
             line = {"figure": f"{workload}.{figure}"}

@@ -1,6 +1,6 @@
 // How jemalloc, which the servers are linked to, behaves in them. A call makes and drops some dozens of small objects, many
-// calls at a time; glibc's caches of a thread are too short for that (with its single arena, which memory needs, it took a
-// third of a worker's time).
+// calls at a time; glibc's caches of a thread are too short for that (with its single arena, which memory needs, it took
+// a third of a busy worker's time).
 
 // Read by jemalloc before main, so it must be a constant of the program itself.
 //   narenas                What one thread frees another allocates: with an arena a core, memory would lie about.
