@@ -81,6 +81,7 @@ bench: build
 	@.venv/bin/python bench/collectives.py
 	@.venv/bin/python bench/compile_cache.py
 	@.venv/bin/python bench/programs.py
+	@.venv/bin/python bench/ucx.py
 	@.venv/bin/python bench/deaths.py --kills 20
 	@.venv/bin/python bench/big.py --sizes 64x8 512x4
 

@@ -162,18 +162,21 @@ void OrderMails::OnPage(Incarnation peer, uint64_t page, const std::string& byte
   }
   Inbox& inbox = it->second;
   inbox.arrived[page] = bytes;
-  while (!inbox.arrived.empty() && inbox.arrived.begin()->first == inbox.taken + 1) {
+  // Handed out when the box is not looked at any more: whoever gets a message may open and close boxes.
+  std::vector<std::string> messages;
+  absl::Status read;
+  while (read.ok() && !inbox.arrived.empty() && inbox.arrived.begin()->first == inbox.taken + 1) {
     const std::string next = std::move(inbox.arrived.begin()->second);
     inbox.arrived.erase(inbox.arrived.begin());
     ++inbox.taken;
     Ask(peer, inbox.taken + limits::kMailPagesAhead);
-    absl::Status read = inbox.reader.Add(next, [&](absl::string_view message) { deliver_(peer, message); });
-    if (!read.ok()) {
-      LogWarning("mail of worker ", peer.ToString(), " is not read any more: ", read.message());
-      in_.erase(peer);
-      return;
-    }
+    read = inbox.reader.Add(next, [&](absl::string_view message) { messages.emplace_back(message); });
   }
+  if (!read.ok()) {
+    LogWarning("mail of worker ", peer.ToString(), " is not read any more: ", read.message());
+    in_.erase(it);
+  }
+  for (const std::string& message : messages) deliver_(peer, message);
 }
 
 // The connection broke; if the peer is lost, the controller says so.
