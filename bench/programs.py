@@ -22,7 +22,7 @@ NAMES = ["matmul", "small_ops", "tiny_jit", "scan", "mlp_fsdp", "attention", "co
 SHAPES = {"1x8": (1, 8), "2x4": (2, 4), "4x2": (4, 2)}
 
 PROGRAM = r"""
-import json, statistics, sys, time
+import json, sys, time
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 

@@ -29,18 +29,20 @@ x = jax.device_put(np.ones(4, np.float32), rows)
 jax.block_until_ready(f(f(x)))
 def median(samples):
     return sorted(samples)[len(samples) // 2]
+def print_chain(f, x, length):
+    samples = []
+    for _ in range(9):
+        started = time.monotonic()
+        v = x
+        for _ in range(length):
+            v = f(v)
+        v.block_until_ready()
+        samples.append((time.monotonic() - started) / length * 1e6)
+    print(json.dumps({"us_per_launch": median(samples), "us_per_launch_best": min(samples)}))
 """
 
 CHAIN = PRELUDE + """
-length, samples = 200, []
-for _ in range(9):
-    started = time.monotonic()
-    v = x
-    for _ in range(length):
-        v = f(v)
-    v.block_until_ready()
-    samples.append((time.monotonic() - started) / length * 1e6)
-print(json.dumps({"us_per_launch": median(samples), "us_per_launch_best": min(samples)}))
+print_chain(f, x, 200)
 """
 
 READY = PRELUDE + """
@@ -64,15 +66,7 @@ LOCAL = PRELUDE + """
 g = jax.jit(lambda v: v + 1)
 y = jax.device_put(np.ones(4, np.float32), devices[0])
 g(y).block_until_ready()
-length, samples = 500, []
-for _ in range(9):
-    started = time.monotonic()
-    v = y
-    for _ in range(length):
-        v = g(v)
-    v.block_until_ready()
-    samples.append((time.monotonic() - started) / length * 1e6)
-print(json.dumps({"us_per_launch": median(samples), "us_per_launch_best": min(samples)}))
+print_chain(g, y, 500)
 """
 
 SCRIPTS = {"chain": CHAIN, "ready": READY, "local": LOCAL}

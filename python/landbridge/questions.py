@@ -2,6 +2,7 @@
 
 A question is compiled as a program of its own kind; the answer is that program's text.
 """
+import base64
 import json
 
 RUNTIME = "proxy/landbridge"
@@ -28,9 +29,19 @@ def _stock_text():
     return getattr(text, "__wrapped__", text)  # patches/program_text.py
 
 
-def ask(client, question):
-    """The server's answer, decoded. Blocks until it is there."""
+def _compile(client, text):
     from jaxlib import _jax
     programs = _jax.ifrt_programs
-    program = programs.make_plugin_program(json.dumps({"landbridgeQuestion": question}))
-    return json.loads(_stock_text()(client.compile_ifrt_program(program, programs.make_plugin_compile_options())))
+    return client.compile_ifrt_program(programs.make_plugin_program(text), programs.make_plugin_compile_options())
+
+
+def ask(client, question):
+    """The server's answer, decoded. Blocks until it is there."""
+    return json.loads(_stock_text()(_compile(client, json.dumps({"landbridgeQuestion": question}))))
+
+
+def load(client, kind, body, options=None, **head):
+    """The executable that the server makes of `body`, bytes of the given kind, with jaxlib's CompileOptions."""
+    if options is not None:
+        head["options"] = base64.b64encode(options.SerializeAsString()).decode()
+    return _compile(client, b"".join((kind, b" ", json.dumps(head).encode(), b"\n", body)))

@@ -10,25 +10,20 @@ A donated source is really given up, which stock JAX does only for some of these
 """
 import inspect
 
-NAME = "device_put"
+from landbridge import patches, questions
 
-# The releases that it was tried with. The client's part of ReshardArrays exists since 0.9.0.
-_FIRST, _LAST = (0, 10, 0), (0, 10, 2)
-RUNTIME = "proxy/landbridge"
+NAME = "device_put"
 
 _HANDLER_PARAMETERS = ["xs", "shardings", "layouts", "copy_semantics"]
 _REORDER_PARAMETERS = ["x", "target_sharding", "copy"]
 
 
 def check():
-    import jaxlib.version
     from jax._src import array, dispatch
     from jax._src.interpreters import pxla
 
-    release = jaxlib.version.__version_info__[:3]
-    if not _FIRST <= release <= _LAST:
-        return (f"jaxlib {jaxlib.version.__version__} is not one that it is known to work with; device_put to another "
-                "partitioning goes through the client")
+    if reason := patches.unknown_release("device_put to another partitioning goes through the client"):
+        return reason
     reorder = "_different_device_order_reshard"
     for what, owner, name, parameters in (
             ("the handler of jax.Array", pxla.shard_arg_handlers, array.ArrayImpl, _HANDLER_PARAMETERS),
@@ -50,7 +45,7 @@ def check():
 
 def is_ours(sharding):
     devices = sharding._internal_device_list
-    return len(devices) > 0 and devices[0].client.runtime_type.startswith(RUNTIME)
+    return len(devices) > 0 and questions.is_ours(devices[0].client)
 
 
 def install():

@@ -8,7 +8,6 @@ A program that calls Python functions of this process is not kept: they are numb
 import base64
 import functools
 import inspect
-import json
 
 from landbridge import patches, questions
 
@@ -42,13 +41,7 @@ def _sealed(executable):
 
 
 def _returned(client, sealed, devices, options):
-    from jaxlib import _jax
-    head = {"device_ids": [device.id for device in devices]}
-    if options is not None:
-        head["options"] = base64.b64encode(options.SerializeAsString()).decode()
-    programs = _jax.ifrt_programs
-    program = programs.make_plugin_program(b"".join((b"landbridgeExecutable ", json.dumps(head).encode(), b"\n", sealed)))
-    return client.compile_ifrt_program(program, programs.make_plugin_compile_options())
+    return questions.load(client, b"landbridgeExecutable", sealed, options, device_ids=[device.id for device in devices])
 
 
 def install():
