@@ -15,6 +15,7 @@
 #include "compiler/cache_entry.h"
 #include "compiler/options.h"
 #include "compiler/private_folder.h"
+#include "env/file.h"
 
 namespace landbridge {
 namespace {
@@ -58,7 +59,7 @@ absl::StatusOr<std::string> SharedSealSecret(const std::string& folder) {
   LB_ASSIGN_OR_RETURN(const Fd place, OpenPrivateFolder(folder));
   struct stat info;
   if (::fstatat(place.get(), kSecretFile, &info, AT_SYMLINK_NOFOLLOW) == 0) return ReadSecret(place.get());
-  const std::string temporary = TemporaryName(".new-");
+  const std::string temporary = TemporaryName();
   {
     const Fd file(::openat(place.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (file.get() < 0) return SystemError(absl::StrCat("cannot write to ", folder), errno);

@@ -18,12 +18,12 @@
 #include "compiler/cache_entry.h"
 #include "compiler/private_folder.h"
 #include "env/fd.h"
+#include "env/file.h"
 
 namespace landbridge {
 namespace {
 
 constexpr absl::string_view kEntrySuffix = ".program";
-constexpr absl::string_view kTemporaryPrefix = ".new-";
 
 std::string FileName(const CompileKey& key) { return absl::StrCat(absl::BytesToHexString(HashOf(key)), kEntrySuffix); }
 
@@ -94,7 +94,7 @@ absl::Status DiskCache::Insert(const CompileKey& key, const CompiledProgram& pro
 }
 
 absl::Status DiskCache::Write(const std::string& name, const std::string& bytes) {
-  const std::string temporary = TemporaryName(kTemporaryPrefix);
+  const std::string temporary = TemporaryName();
   const auto fail = [&](int error) {
     ::unlinkat(fd_.get(), temporary.c_str(), 0);
     return SystemError(absl::StrCat("cannot write to ", folder_), error);

@@ -42,16 +42,6 @@ absl::Status SystemError(absl::string_view what, int error) {
   return absl::FailedPreconditionError(absl::StrCat(what, ": ", std::strerror(error)));
 }
 
-bool WriteAll(int fd, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return true;
-}
-
 absl::StatusOr<std::string> ReadAll(int fd, size_t size) {
   std::string bytes(size, '\0');
   size_t have = 0;
@@ -66,9 +56,9 @@ absl::StatusOr<std::string> ReadAll(int fd, size_t size) {
   return bytes;
 }
 
-std::string TemporaryName(absl::string_view prefix) {
+std::string TemporaryName() {
   static std::atomic<uint64_t> next{0};
-  return absl::StrCat(prefix, absl::Hex(std::random_device{}()), "-", ::getpid(), "-", next++);
+  return absl::StrCat(kTemporaryPrefix, absl::Hex(std::random_device{}()), "-", ::getpid(), "-", next++);
 }
 
 }  // namespace landbridge

@@ -22,11 +22,11 @@ absl::StatusOr<Fd> OpenPrivateFolder(const std::string& folder);
 std::string WhyNotOurs(const struct stat& info);
 
 absl::Status SystemError(absl::string_view what, int error);  // FAILED_PRECONDITION
-// False with errno set.
-bool WriteAll(int fd, absl::string_view bytes);
 // Shorter than `size` if the file ends before.
 absl::StatusOr<std::string> ReadAll(int fd, size_t size);
-// For a file that becomes another one by renaming: of no other process's choice, on this host or another.
-std::string TemporaryName(absl::string_view prefix);
+// For a file that becomes another one by renaming: of no other process's choice, on this host or another. Old ones that
+// begin so were left behind (disk_cache.h removes them).
+inline constexpr absl::string_view kTemporaryPrefix = ".new-";
+std::string TemporaryName();
 
 }  // namespace landbridge

@@ -51,6 +51,16 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t bytes_max
   }
 }
 
+bool WriteAll(int fd, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
+
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content, int mode) {
   std::string temporary = absl::StrCat(path, ".XXXXXX");
   Fd fd(mkostemp(temporary.data(), O_CLOEXEC));
@@ -60,15 +70,7 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
     unlink(temporary.c_str());
     return FileError("write", path, error);
   };
-  while (!content.empty()) {
-    const ssize_t written = write(fd.get(), content.data(), content.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return fail();
-    }
-    content.remove_prefix(static_cast<size_t>(written));
-  }
-  if (fchmod(fd.get(), static_cast<mode_t>(mode)) != 0 || fsync(fd.get()) != 0 ||
+  if (!WriteAll(fd.get(), content) || fchmod(fd.get(), static_cast<mode_t>(mode)) != 0 || fsync(fd.get()) != 0 ||
       rename(temporary.c_str(), path.c_str()) != 0) {
     return fail();
   }

@@ -13,6 +13,9 @@
 
 namespace landbridge {
 
+// All of them. False with errno set.
+bool WriteAll(int fd, absl::string_view bytes);
+
 // Errors name the path and the system's reason (FAILED_PRECONDITION; INVALID_ARGUMENT when there is no such file).
 // A file longer than `bytes_max` is refused before it is read.
 absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t bytes_max = uint64_t{1} << 30);
