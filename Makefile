@@ -61,7 +61,7 @@ test-libraries: build
 # See CONTRIBUTING.md.
 ASAN_TESTS ?= base_test env_test cluster_test sharding_test hlo_test dataplane_test collectives_test worker_test \
   controller_test resource_manager_test frontdoor_test sim_test bin_test cli_test pjrt_test compiler_test \
-  worker_shell_test worker_simulated_test custom_calls_test
+  worker_shell_test worker_simulated_test custom_calls_test proxy_test
 TSAN_TESTS ?= base_test env_test cluster_test dataplane_test collectives_test worker_test controller_test \
   resource_manager_test sim_test
 

@@ -4,10 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/data_keys.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "dataplane/socket_data_plane.h"
 #include "env/clock.h"
 #include "env/file.h"
 #include "env/process.h"
@@ -34,26 +32,6 @@ json DiskCacheJson(const DiskCacheStats& stats) {
   return out;
 }
 
-// The envelope of an executable, for as long as the controller keeps it.
-class EnvelopeSource : public dataplane::Source {
- public:
-  explicit EnvelopeSource(const std::shared_ptr<const std::string>& envelope)
-      : envelope_(envelope), size_(envelope->size()) {}
-  uint64_t size() const override { return size_; }
-  void Read(uint64_t offset, uint64_t size, dataplane::ReadDone done) override {
-    std::shared_ptr<const std::string> envelope = envelope_.lock();
-    if (envelope == nullptr) {
-      done(absl::FailedPreconditionError("the executable was released meanwhile"));
-      return;
-    }
-    done(dataplane::Chunk{envelope->data() + offset, size, envelope});
-  }
-
- private:
-  std::weak_ptr<const std::string> envelope_;
-  uint64_t size_;
-};
-
 // The host part of "host:port".
 std::string HostOf(const std::string& address) {
   absl::StatusOr<HostPort> parsed = ParseHostPort(address);
@@ -66,98 +44,51 @@ std::string JoinHostPort(const std::string& host, int port) {
 
 }  // namespace
 
-ProxyProcess::ProxyProcess(ProxyOptions options)
-    : options_(std::move(options)),
-      life_(SystemRandom().NextNonZero()),
-      controller_({.space = life_.value(),
-                   .launches_per_worker_max = limits::kLaunchesPerWorkerUnfinishedMax,
-                   .scheduling = options_.scheduling,
-                   .sequential_dispatch = options_.sequential_dispatch},
-                  this) {}
+ProxyProcess::ProxyProcess(ProxyOptions options) : options_(std::move(options)) {}
 
 ProxyProcess::~ProxyProcess() = default;
 
 absl::Status ProxyProcess::Run() {
-  dataplane::DataPlaneOptions plane;
-  plane.self = Incarnation(life_.value());
-  plane.token = dataplane::TokenFromSecret(options_.cluster_secret);
-  plane.broken_grace = limits::kReadBrokenGrace;
-  dataplane::SocketOptions sockets;
-  sockets.listen_address = HostOf(options_.listen_address);
-  LB_ASSIGN_OR_RETURN(data_plane_, dataplane::MakeSocketDataPlane(std::move(plane), std::move(sockets)));
+  ControllerHostOptions host;
+  host.resource_manager_address = options_.resource_manager_address;
+  host.virtual_slices = options_.virtual_slices;
+  host.times = options_.times;
+  host.listen_host = HostOf(options_.listen_address);
+  host.cluster_secret = options_.cluster_secret;
+  host.scheduling = options_.scheduling;
+  host.sequential_dispatch = options_.sequential_dispatch;
+  LB_ASSIGN_OR_RETURN(host_, ControllerHost::Open(&loop_, std::move(host)));
   LB_ASSIGN_OR_RETURN(compiler_, CompileService::Start(options_.compile));
-
-  IfrtFrontDoorOptions door;
-  door.space = life_.value();
-  door.shared_directory = options_.shared_directory;
-  door.log_place = LogPlace();
-  door.now = [] { return MonotonicClock().Now(); };
-  door.run_after = [this](DurationNs delay, std::function<void()> task) { loop_.RunAfter(delay, std::move(task)); };
-  door.reply_host_call = [this](Incarnation worker, HostCallReply reply) {
-    WorkerOp op;
-    *op.mutable_host_call_reply() = std::move(reply);
-    SendToWorker(worker, std::move(op));
-  };
-  door_ = std::make_unique<IfrtFrontDoor>(
-      std::move(door), &controller_,
-      [this](absl::AnyInvocable<void()> task) {
-        loop_.Post([shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(task))] { (*shared)(); });
-      },
-      compiler_.get(), data_plane_.get());
-  // Clients may knock from now on: GetVersion is answered at once, Init when the devices are known.
-  LB_ASSIGN_OR_RETURN(int port, door_->Start(options_.listen_address));
-  client_address_ = JoinHostPort(HostOf(options_.listen_address), port);
-  LogInfo("listening for clients on ", client_address_, "; waiting for the resource manager at ",
-          options_.resource_manager_address, " to declare its slices");
+  LB_RETURN_IF_ERROR(OpenDoor());
 
   AddAdminAnswers();
   LB_ASSIGN_OR_RETURN(admin_server_, AdminServer::Listen(&loop_, options_.admin_address, &admin_));
   if (!options_.port_file.empty()) {
     LB_RETURN_IF_ERROR(WriteFileAtomically(options_.port_file + ".admin", admin_server_->address() + "\n"));
   }
-
-  HolderAgent::Options agent;
-  agent.rm_address = options_.resource_manager_address;
-  agent.life = life_;
-  agent.client_address = client_address_;
-  agent.data_address = data_plane_->address();
-  agent.times = options_.times;
-  agent_ = std::make_unique<HolderAgent>(&loop_, std::move(agent), AgentCallbacks());
   for (int signal : {SIGTERM, SIGINT}) {
     LB_RETURN_IF_ERROR(loop_.OnSignal(signal, [this] {
       LogInfo("asked to stop: giving the slices back");
-      agent_->Leave();
+      host_->Leave();
       loop_.RunAfter(50 * kMillisecond, [this] { loop_.Stop(); });
     }));
   }
   loop_.RunEvery(TickPeriod(options_.times), [this] {
-    controller_.OnTime(loop_.Now());
-    if (!door_open_) {
-      const std::string reason = agent_->waits_for();
+    if (!host_->has_devices()) {
+      const std::string reason = host_->waits_for();
       door_->ExpireInits(
           absl::UnavailableError(absl::StrCat("this proxy has no devices yet: it waits for ",
                                               reason.empty() ? "the resource manager to declare its slices" : reason)));
     }
-    trimmer_.Tick(work_done_, loop_.Now());
-    for (auto it = executables_served_.begin(); it != executables_served_.end();) {
-      if (it->second.expired()) {
-        data_plane_->Unpublish({life_.value(), DataKeyId(DataKeyKind::kExecutable, it->first.value())},
-                               absl::FailedPreconditionError("the executable was released"));
-        executables_served_.erase(it++);
-      } else {
-        ++it;
-      }
-    }
+    trimmer_.Tick(host_->work_done(), loop_.Now());
   });
-  agent_->Start();
-  request_ = agent_->Request(options_.virtual_slices);
+  host_->Join(this, client_address_);
 
   loop_.Run();
 
   door_->Stop();
   loop_.RunOnce(0);  // what Stop posted
-  agent_.reset();
-  data_plane_->Shutdown();
+  host_->Shutdown();
   door_.reset();
   compiler_.reset();
   admin_server_.reset();
@@ -165,279 +96,76 @@ absl::Status ProxyProcess::Run() {
   return failure_;
 }
 
-HolderAgent::Callbacks ProxyProcess::AgentCallbacks() {
-  HolderAgent::Callbacks callbacks;
-  callbacks.on_fleet = [this](const Fleet& fleet) { OnFleet(fleet); };
-  callbacks.on_slice_bound = [](VirtualSlice slice, const Grant& grant, int workers) {
-    LogInfo("slice", slice.index, ": unplaced -> placed on ", grant.ToString(), " with ", workers, " worker(s)");
+// Clients may knock from then on: GetVersion is answered at once, Init when the devices are known.
+absl::Status ProxyProcess::OpenDoor() {
+  IfrtFrontDoorOptions door;
+  door.space = host_->life().value();
+  door.shared_directory = options_.shared_directory;
+  door.log_place = LogPlace();
+  door.now = [] { return MonotonicClock().Now(); };
+  door.run_after = [this](DurationNs delay, std::function<void()> task) { loop_.RunAfter(delay, std::move(task)); };
+  door.reply_host_call = [this](Incarnation worker, HostCallReply reply) {
+    host_->ReplyHostCall(worker, std::move(reply));
   };
-  callbacks.on_slice_lost = [](VirtualSlice slice, const Grant& grant, const absl::Status& why) {
-    LogWarning("slice", slice.index, ": placed -> unplaced, ", grant.ToString(), ": ", why.ToString());
-  };
-  callbacks.on_member_up = [this](const MemberRef& ref, const WorkerInfo& info) { OnMemberUp(ref, info); };
-  callbacks.on_member_lost = [this](const MemberRef& ref, const absl::Status& why) { OnMemberLost(ref, why); };
-  callbacks.on_member_draining = [](const MemberRef& ref, const std::string& reason) {
-    LogWarning("slice", ref.slice.index, "/", ref.index, " is draining: ", reason);
-  };
-  callbacks.applied_reports = [this](const MemberRef& ref) -> uint64_t {
-    Member* member = Find(ref);
-    return member == nullptr ? 0 : member->stream.applied_reports();
-  };
-  callbacks.on_stream_resumed = [this](const MemberRef& ref, uint64_t received) {
-    Member* member = Find(ref);
-    if (member == nullptr) return;
-    if (absl::Status status = member->stream.Resume(received); !status.ok()) {
-      LogError("control stream to ", member->name, " cannot resume: ", status.ToString());
-      return;
-    }
-    member->flowing = true;
-    dirty_.push_back(member->life);
-    FlushSoon();
-  };
-  callbacks.on_stream_broken = [this](const MemberRef& ref) {
-    if (Member* member = Find(ref)) {
-      member->flowing = false;
-      member->stream.OnDisconnect();
-    }
-  };
-  callbacks.on_control = [this](const MemberRef& ref, absl::string_view payload) { return OnControl(ref, payload); };
-  callbacks.send_heartbeat = [this](const MemberRef& ref, uint64_t number, int64_t sent_ns, int64_t echo_ns) {
-    Heartbeat heartbeat;
-    heartbeat.set_number(number);
-    heartbeat.set_sent_ns(sent_ns);
-    heartbeat.set_echo_ns(echo_ns);
-    Member* member = Find(ref);
-    if (member != nullptr && member->flowing) agent_->SendControl(ref, member->stream.HeartbeatFrame(heartbeat));
-  };
-  return callbacks;
+  door_ = std::make_unique<IfrtFrontDoor>(
+      std::move(door), &host_->controller(),
+      [this](absl::AnyInvocable<void()> task) {
+        loop_.Post([shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(task))] { (*shared)(); });
+      },
+      compiler_.get(), host_->data_plane());
+  LB_ASSIGN_OR_RETURN(int port, door_->Start(options_.listen_address));
+  client_address_ = JoinHostPort(HostOf(options_.listen_address), port);
+  LogInfo("listening for clients on ", client_address_, "; waiting for the resource manager at ",
+          options_.resource_manager_address, " to declare its slices");
+  return absl::OkStatus();
 }
 
-void ProxyProcess::OnFleet(const Fleet& fleet) {
-  if (door_open_) return;  // virtual devices never change under a client
-  const int slices =
-      options_.virtual_slices.empty() ? fleet.slice_count : static_cast<int>(options_.virtual_slices.size());
-  std::vector<VirtualDevice> devices;
+void ProxyProcess::OnDevices(const Fleet& fleet, const std::vector<VirtualDevice>& devices) {
+  const int slices = devices.back().slot.slice.value() + 1;
   DeviceCatalog catalog;
   // JAX's own cache in the client keeps apart what has different ones: programs that it got from servers that take other ones,
   // or for other groups of devices.
   catalog.platform_version = absl::StrCat("landbridge ", BuildVersion(), " (programs ", compiler_->seal_name(), " on ",
                                           slices, "x", fleet.workers_per_slice, "x", fleet.devices_per_worker, ")");
-  for (int s = 0; s < slices; ++s) {
-    for (int w = 0; w < fleet.workers_per_slice; ++w) {
-      for (int d = 0; d < fleet.devices_per_worker; ++d) {
-        const DeviceId id(static_cast<int32_t>(devices.size()));
-        devices.push_back({id, {SliceId(s), w}, static_cast<uint32_t>(d)});
-        CatalogDevice& shown = catalog.devices.emplace_back();
-        shown.id = id;
-        shown.slice_index = s;
-        shown.worker_index = s * fleet.workers_per_slice + w;
-        shown.local_ordinal = d;
-        shown.memories = {MemoryKind::kDevice, MemoryKind::kPinnedHost, MemoryKind::kUnpinnedHost};
-      }
-    }
+  for (const VirtualDevice& device : devices) {
+    CatalogDevice& shown = catalog.devices.emplace_back();
+    shown.id = device.id;
+    shown.slice_index = device.slot.slice.value();
+    shown.worker_index = shown.slice_index * fleet.workers_per_slice + device.slot.index;
+    shown.local_ordinal = static_cast<int>(device.local_ordinal);
+    shown.memories = {MemoryKind::kDevice, MemoryKind::kPinnedHost, MemoryKind::kUnpinnedHost};
   }
-  if (devices.empty()) {
-    LogInfo("the resource manager has no slices yet");
-    return;
-  }
-  door_open_ = true;
-  controller_.DeclareDevices(std::move(devices));
-  const size_t count = catalog.devices.size();
   door_->SetDevices(std::move(catalog));
   LogInfo("IFRT proxy server started with status OK on ", client_address_, ": ", slices, " slice(s) of ",
-          fleet.slice_type, ", ", count, " devices");
-  if (!options_.port_file.empty()) {
-    if (absl::Status status = WriteFileAtomically(options_.port_file, client_address_ + "\n"); !status.ok()) {
-      failure_ = status;
-      LogError(status.ToString());
-      loop_.Stop();
-    }
+          fleet.slice_type, ", ", devices.size(), " devices");
+  if (options_.port_file.empty()) return;
+  if (absl::Status status = WriteFileAtomically(options_.port_file, client_address_ + "\n"); !status.ok()) {
+    failure_ = status;
+    LogError(status.ToString());
+    loop_.Stop();
   }
 }
-
-ProxyProcess::Member* ProxyProcess::Find(const MemberRef& ref) const {
-  auto it = lives_.find({ref.incarnation, ref.grant.slice});
-  if (it == lives_.end()) return nullptr;
-  Member* member = members_.at(it->second).get();
-  return member->ref.grant.SameNumber(ref.grant) ? member : nullptr;
-}
-
-void ProxyProcess::OnMemberUp(const MemberRef& ref, const WorkerInfo& info) {
-  auto member = std::make_unique<Member>();
-  const Incarnation life = LifeUnder(ref.grant, ref.incarnation);
-  member->ref = ref;
-  member->life = life;
-  member->slot = {SliceId(ref.slice.index), ref.index};
-  member->name =
-      absl::StrCat(member->slot.ToString(), " (worker ", info.name(), " on ", info.host(), ", pid ", info.pid(), ")");
-  LogInfo(member->name, " is up: ", info.device_count(), " ", info.device_kind(), " devices");
-  if (info.data_address().empty()) {
-    // Simulated: its bytes ride on the control stream, if there are any.
-  } else if (absl::Status status = data_plane_->AddPeer(life, info.data_address()); !status.ok()) {
-    LogError("data plane to ", member->name, ": ", status.ToString());
-  }
-  const std::string name = member->name;
-  const SlotId slot = member->slot;
-  members_[life] = std::move(member);
-  lives_[{ref.incarnation, ref.grant.slice}] = life;
-  controller_.OnWorkerUp(slot, life, info.data_address(), name, loop_.Now());
-}
-
-void ProxyProcess::OnMemberLost(const MemberRef& ref, const absl::Status& why) {
-  Member* member = Find(ref);
-  if (member == nullptr) return;
-  ++losses_;
-  LogWarning("lost ", member->name, ": ", why.ToString());
-  const Incarnation life = member->life;
-  lives_.erase({ref.incarnation, ref.grant.slice});
-  members_.erase(life);
-  data_plane_->ClosePeer(life, why);
-  door_->OnWorkerLost(life, why);
-  controller_.OnWorkerLost(life, why, loop_.Now());
-}
-
-absl::Status ProxyProcess::OnControl(const MemberRef& ref, absl::string_view payload) {
-  Member* member = Find(ref);
-  if (member == nullptr) return absl::FailedPreconditionError("the worker is lost");
-  absl::Status status = member->stream.OnFrame(
-      payload,
-      [&](const Heartbeat& heartbeat) {
-        agent_->OnHeartbeat(ref, heartbeat.sent_ns());
-        member->use.assign(heartbeat.devices().begin(), heartbeat.devices().end());
-        member->links.assign(heartbeat.links().begin(), heartbeat.links().end());
-      },
-      [&](const WorkerReport& report) {
-        ++work_done_;
-        if (report.has_host_call()) return door_->OnHostCall(member->life, report.host_call());
-        if (report.has_host_call_taken()) {
-          return door_->OnHostCallTaken(member->life, report.host_call_taken().call());
-        }
-        controller_.OnReport(member->life, report, loop_.Now());
-      });
-  if (member->stream.needs_flush()) {
-    dirty_.push_back(member->life);
-    FlushSoon();
-  }
-  return status;
-}
-
-// ---------------------------------------------------------------- what the controller wants done
-
-void ProxyProcess::SendToWorker(Incarnation worker, WorkerOp op) {
-  auto it = members_.find(worker);
-  if (it == members_.end()) return;
-  it->second->stream.Push(op);
-  ++it->second->ops_sent;
-  dirty_.push_back(worker);
-  FlushSoon();
-}
-
-void ProxyProcess::FlushSoon() {
-  if (flush_posted_) return;
-  flush_posted_ = true;
-  loop_.Post([this] { FlushStreams(); });
-}
-
-void ProxyProcess::FlushStreams() {
-  ++work_done_;
-  flush_posted_ = false;
-  ++flushes_;
-  std::vector<Incarnation> dirty;
-  dirty.swap(dirty_);
-  for (Incarnation incarnation : dirty) {
-    auto it = members_.find(incarnation);
-    if (it == members_.end() || !it->second->flowing) continue;
-    Member& member = *it->second;
-    for (std::string frame = member.stream.NextFrame(); !frame.empty(); frame = member.stream.NextFrame()) {
-      ++member.frames_sent;
-      member.bytes_sent += frame.size();
-      if (!agent_->SendControl(member.ref, std::move(frame))) break;  // resumed later, with replay
-    }
-  }
-}
-
-void ProxyProcess::Resolve(RequestId request, const absl::Status& status) { door_->OnResolve(request, status); }
-void ProxyProcess::ResolveRead(RequestId request, absl::StatusOr<ReadResult> result) {
-  door_->OnResolveRead(request, std::move(result));
-}
-void ProxyProcess::ResolveExplain(RequestId request, std::string text) {
-  auto it = explaining_.find(request);
-  if (it == explaining_.end()) return;
-  Explaining asked = std::move(it->second);
-  explaining_.erase(it);
-  loop_.Cancel(asked.limit);
-  json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (answer.is_discarded()) return asked.answer(absl::InternalError("the controller's explanation is not JSON"));
-  answer["slices"] = Slices();
-  asked.answer(std::move(answer));
-}
-void ProxyProcess::ServeHostBuffer(uint64_t key, std::vector<Incarnation> workers) {
-  door_->ServeHostBuffer(key, std::move(workers));
-}
-void ProxyProcess::WantHostBytes(uint64_t key) { door_->WantHostBytes(key); }
-void ProxyProcess::DropHostBuffer(uint64_t key) { door_->DropHostBuffer(key); }
-void ProxyProcess::PauseSession(SessionId session, bool paused) { door_->PauseSession(session, paused); }
-
-void ProxyProcess::ServeExecutable(Incarnation, ExecutableId executable, std::shared_ptr<const std::string> envelope) {
-  // One key serves every worker, also one that comes up much later: it lives as long as the executable does.
-  auto [it, added] = executables_served_.try_emplace(executable, envelope);
-  if (added) {
-    data_plane_->Publish({life_.value(), DataKeyId(DataKeyKind::kExecutable, executable.value())},
-                         std::make_shared<EnvelopeSource>(envelope));
-  }
-}
-
-void ProxyProcess::StopServingExecutable(Incarnation, ExecutableId) {}
-
-// ---------------------------------------------------------------- looking inside
 
 void ProxyProcess::AddAdminAnswers() {
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
   // For who waits until all are there: cheap however many they are.
-  admin_.Add("workers", [this](const json&) -> absl::StatusOr<json> {
-    const HolderLease::MemberCounts counts = agent_->lease().member_counts();
-    return json{{"expected", counts.wanted}, {"up", counts.up}};
-  });
+  admin_.Add("workers", [this](const json&) -> absl::StatusOr<json> { return host_->WorkerCounts(); });
   for (const bool graph : {false, true}) {
     admin_.Add(graph ? "graph" : "explain", AdminTable::Handler([this, graph](const json&, AdminTable::Answer answer) {
-                 Explain(graph, std::move(answer));
+                 host_->Explain(graph, std::move(answer));
                }));
   }
 }
 
-void ProxyProcess::Explain(bool graph, AdminTable::Answer answer) {
-  if (explaining_.size() >= limits::kExplainsOpenMax) {
-    return answer(absl::ResourceExhaustedError(
-        absl::StrCat(limits::kExplainsOpenMax, " explanations are under way already; ask again")));
-  }
-  const RequestId request(next_explain_++);
-  Explaining& asked = explaining_[request];
-  asked.answer = std::move(answer);
-  asked.limit = loop_.RunAfter(limits::kExplainPatience, [this, request] { controller_.EndExplain(request); });
-  controller_.Explain(request, loop_.Now(), graph);
-}
-
 json ProxyProcess::Status() {
-  const Controller::Counts counts = controller_.counts();
   json out;
   out["address"] = client_address_;
   out["version"] = BuildVersion();
-  out["ready"] = door_open_;
+  out["ready"] = host_->has_devices();
   out["log"] = LogPlace();
-  if (const std::string reason = agent_->waits_for(); !reason.empty()) out["waits_for"] = reason;
-  out["counts"] = {{"sessions", counts.sessions},        {"arrays", counts.arrays},
-                   {"buffers", counts.buffers},          {"executables", counts.executables},
-                   {"requests", counts.requests},        {"launches_unfinished", counts.launches_unfinished},
-                   {"ops_parked", counts.ops_parked},    {"transfers", counts.transfers},
-                   {"host_buffers", counts.host_buffers}};
-  out["controller"] = json::parse(controller_.StatusJson(loop_.Now()), nullptr, false);
+  if (const std::string reason = host_->waits_for(); !reason.empty()) out["waits_for"] = reason;
+  host_->AddStatus(&out);
   out["front_door"] = json::parse(door_->StatusJson(), nullptr, false);
-  const dataplane::DataPlaneStats stats = data_plane_->Stats();
-  out["data_plane"] = {{"bytes_sent", stats.bytes_sent},
-                       {"bytes_received", stats.bytes_received},
-                       {"pulls_open", stats.pulls_open},
-                       {"keys_published", stats.keys_published}};
-  out["tensor_bytes"] = stats.bytes_sent + stats.bytes_received;
   const CompileServiceStats compile = compiler_->Stats();
   out["compile"] = {{"compiles", compile.compiles},
                     {"cache_hits", compile.cache_hits},
@@ -447,52 +175,7 @@ json ProxyProcess::Status() {
                     {"running", compile.running},
                     {"plugin_sha256", compiler_->plugin_sha256()},
                     {"disk_cache", DiskCacheJson(compile.disk)}};
-  out["workers_lost"] = losses_;
-  out["flushes"] = flushes_;
-  out["slices"] = Slices();
   return out;
-}
-
-json ProxyProcess::Slices() const {
-  json slices = json::array();
-  for (const HolderLease::SliceView& view : agent_->lease().slices()) {
-    json slice = {{"index", view.slice.index}, {"type", view.type}, {"placed", view.grant.has_value()}};
-    if (view.grant.has_value()) slice["grant"] = view.grant->ToString();
-    if (!view.waits_for.empty()) slice["waits_for"] = view.waits_for;
-    json workers = json::array();
-    for (const HolderLease::MemberView& member : view.members) {
-      json worker = {{"up", member.up},
-                     {"incarnation", absl::StrCat(absl::Hex(member.ref.incarnation.value()))},
-                     {"name", member.info.name()},
-                     {"host", member.info.host()},
-                     {"pid", member.info.pid()}};
-      if (const Member* known = Find(member.ref)) {
-        worker["life"] = absl::StrCat(absl::Hex(known->life.value()));
-        worker["unacknowledged_bytes"] = known->stream.unacknowledged_bytes();
-        worker["ops_parked"] = known->stream.parked();
-        worker["control"] = {{"ops", known->ops_sent}, {"frames", known->frames_sent}, {"bytes", known->bytes_sent}};
-        json devices = json::array();
-        for (const DeviceUse& use : known->use) {
-          devices.push_back({{"device", use.device()},
-                             {"bytes_in_use", use.bytes_in_use()},
-                             {"bytes_limit", use.bytes_limit()},
-                             {"bytes_peak", use.bytes_peak()},
-                             {"launches_queued", use.launches_queued()},
-                             {"launches_placed", use.launches_placed()}});
-        }
-        worker["devices"] = std::move(devices);
-        json links = json::array();
-        for (const LinkUse& link : known->links) {
-          links.push_back({{"from", absl::StrCat(absl::Hex(link.peer()))}, {"bytes_received", link.bytes_received()}});
-        }
-        worker["links"] = std::move(links);
-      }
-      workers.push_back(std::move(worker));
-    }
-    slice["workers"] = std::move(workers);
-    slices.push_back(std::move(slice));
-  }
-  return slices;
 }
 
 }  // namespace landbridge
