@@ -54,6 +54,7 @@ struct ServerFlags {
   // Worker.
   std::string plugin, worker_name, ffi_library, python;
   int64_t devices = 0, device_memory_limit = 0, drain_grace_ms = 30'000, slice_hint = -1;
+  bool unsafe_unordered_launches = false;
   std::vector<std::string> xla_flags;
 };
 
@@ -92,6 +93,10 @@ void Declare(Flags* flags, ServerFlags* f) {
              "Empty: host and port.");
   flags->Add("slice_hint", &f->slice_hint, "Worker: the slice it would like to be in. The resource manager decides.");
   flags->Add("drain_grace_ms", &f->drain_grace_ms, "Worker: after SIGTERM the holder has this long to leave.");
+  flags->Add(
+      "unsafe_unordered_launches", &f->unsafe_unordered_launches,
+      "Worker, in tests only: launches over several workers start in no common order, so that they may wait for each "
+      "other for ever.");
   flags->AddIgnored("gcs_scratch_location", "only the proxy keeps something there: its compile cache");
   flags->AddIgnored("enable_metrics_collection", "metrics are always on");
   flags->AddIgnored("tpu_premapped_buffer_size", "host memory is taken as it is needed");
@@ -141,6 +146,10 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
   options.slice_hint = static_cast<int>(flags.slice_hint);
   options.device_memory_limit = flags.device_memory_limit;
   options.drain_grace = flags.drain_grace_ms * kMillisecond;
+  options.unordered_launches = flags.unsafe_unordered_launches;
+  if (options.unordered_launches) {
+    LogWarning("--unsafe_unordered_launches: launches over several workers may wait for each other for ever here");
+  }
   absl::StatusOr<std::string> plugin = FindPlugin(flags.plugin);
   if (!plugin.ok()) {
     LogError(plugin.status().message());

@@ -35,6 +35,7 @@ void SpanMember::Report() {
 }
 
 void SpanMember::SendReady(Ticket number, const Part& part) {
+  if (unordered_) return;
   // One of them names all: with hundreds of workers that is most of the message.
   const bool first = part.logs.front() == log_;
   sink_->ToSpanner(
@@ -98,7 +99,8 @@ bool SpanMember::FirstOnItsDevices(Ticket number, const Part& part) const {
 
 bool SpanMember::MayStart(Ticket number) const {
   auto it = parts_.find(number);
-  return it != parts_.end() && it->second.g != 0 && FirstOnItsDevices(number, it->second);
+  if (it == parts_.end()) return false;
+  return unordered_ || (it->second.g != 0 && FirstOnItsDevices(number, it->second));
 }
 
 void SpanMember::Look(uint32_t device) {
@@ -112,6 +114,7 @@ void SpanMember::OnStarted(Ticket number) {
   auto it = parts_.find(number);
   const std::vector<uint32_t> devices = std::move(it->second.devices);
   parts_.erase(it);
+  if (unordered_) return;
   for (uint32_t device : devices) queues_[device].pop_front();
   for (uint32_t device : devices) Look(device);
 }

@@ -30,7 +30,10 @@ class SpanMember {
  public:
   static constexpr uint64_t kLogEpoch = 1;  // a log has no other writer than the worker whose it is
 
-  explicit SpanMember(ToTheSpanner* sink) : sink_(sink) {}
+  // `unordered`: launches ask nobody, and start as soon as they have what they need here. Then those whose parts become ready
+  // in opposite orders on two workers wait for each other for ever, once as many as may run have started: it is what the
+  // order is for, and tests show it.
+  explicit SpanMember(ToTheSpanner* sink, bool unordered = false) : sink_(sink), unordered_(unordered) {}
 
   // This worker's log has the number `log` (always the same), and there is a spanner: a new one if the epoch is higher.
   void Join(SliceId log, uint64_t spanner_epoch);
@@ -83,6 +86,7 @@ class SpanMember {
   void Look(uint32_t device);
 
   ToTheSpanner* const sink_;
+  const bool unordered_;
   SliceId log_;
   uint64_t spanner_epoch_ = 0;
   uint64_t g_tail_ = 0, g_seen_ = 0;

@@ -67,6 +67,24 @@ TEST_F(SpanMemberTest, EachDeviceFollowsTheNumbersThatConcernIt) {
   EXPECT_EQ(member_.waiting(), 0u);
 }
 
+// The control experiment's member: nobody is asked, nothing waits for a turn, and a spanner's word changes nothing.
+TEST_F(SpanMemberTest, UnorderedOnesAskNobody) {
+  SpanMember member(this, /*unordered=*/true);
+  member.Join(SliceId(1), 1);
+  static_cast<void>(Take<SliceReport>());
+  for (uint64_t number : {1, 2}) {
+    member.Arrive(Ticket(number), Ticket(100 + number), {SliceId(1), SliceId(2)}, {0});
+    EXPECT_TRUE(member.MayStart(Ticket(number)));
+  }
+  member.SetReady(Ticket(2), {});
+  member.Join(SliceId(1), 2);
+  EXPECT_THAT(Take<landbridge::Ready>(), IsEmpty());
+  member.OnStarted(Ticket(2));
+  EXPECT_TRUE(member.MayStart(Ticket(1)));
+  member.OnStarted(Ticket(1));
+  EXPECT_EQ(member.waiting(), 0u);
+}
+
 TEST_F(SpanMemberTest, OneThatIsDroppedFreesItsDevices) {
   member_.Join(SliceId(1), 1);
   Ready(1, {0});

@@ -26,7 +26,8 @@ namespace landbridge {
 
 class SpanOrders : private ToTheSpanner, private ToSequencers {
  public:
-  SpanOrders(Incarnation self, WorkerSink* sink) : self_(self), sink_(sink), member_(this) {}
+  SpanOrders(Incarnation self, WorkerSink* sink, bool unordered = false)
+      : self_(self), sink_(sink), member_(this, unordered) {}
 
   SpanMember& member() { return member_; }
   const SpanMember& member() const { return member_; }

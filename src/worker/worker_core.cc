@@ -17,7 +17,7 @@ class WorkerCore::Impl {
  public:
   Impl(Incarnation self, const WorkerLimits& limits, WorkerSink* sink)
       : context_(self, limits, sink),
-        orders_(self, sink),
+        orders_(self, sink, limits.spans_unordered),
         launches_(&context_, limits, &orders_.member()),
         transfers_(&context_),
         observers_(&context_) {}

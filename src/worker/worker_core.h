@@ -97,6 +97,7 @@ struct WorkerLimits {
   std::vector<int64_t> host_bytes;    // pinned/unpinned host memory per device
   int placed_launches_max = 16;       // K's upper bound
   uint64_t policy_seed = 0;
+  bool spans_unordered = false;  // for the control experiment only: see SpanMember
 };
 
 class WorkerCore {

@@ -68,6 +68,7 @@ absl::Status WorkerProcess::InitPlugin() {
   limits_.host_bytes.assign(static_cast<size_t>(devices), host_share);
   limits_.placed_launches_max = limits::kPlacedLaunchesPerDeviceMax;
   limits_.policy_seed = SystemRandom().Next();
+  limits_.spans_unordered = options_.unordered_launches;
   dispatcher_ = std::make_unique<Dispatcher>(devices);
   pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
   slow_pool_ = std::make_unique<TaskPool>(1, "slow");

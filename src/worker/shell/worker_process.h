@@ -40,7 +40,8 @@ struct WorkerOptions {
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
   HandlerSupplyOptions custom_calls;
-  std::string cluster_secret;  // data planes of processes with another one are refused
+  bool unordered_launches = false;  // for the control experiment only: WorkerLimits::spans_unordered
+  std::string cluster_secret;       // data planes of processes with another one are refused
 };
 
 // Thread-safety: the loop's thread only; the constructor and Shutdown may run before and after the loop does.
