@@ -91,8 +91,9 @@ class Links:
 
     def __init__(self, cluster):
         self.cluster = cluster
-        info = cluster.status()["processes"]
-        self.workers = [Daemon(p["address"]) for p in info if p["name"].startswith("worker")]
+        info = [p for p in cluster.status()["processes"] if p["name"].startswith("worker")]
+        self.workers = [Daemon(p["address"]) for p in info]
+        self.slices = [int(p["name"].split("-")[1]) for p in info]
         self.names = {}  # what a worker is called by its peers: another life for every grant
         self._ask()
 
@@ -113,6 +114,14 @@ class Links:
 
     def since(self, before):
         return {k: v - before.get(k, 0) for k, v in self.bytes().items() if v != before.get(k, 0)}
+
+    def between_slices(self, since):
+        """{slice: bytes that its workers sent to those of other slices}."""
+        sent = dict.fromkeys(self.slices, 0)
+        for (source, target), count in self.since(since).items():
+            if source >= 0 and self.slices[source] != self.slices[target]:
+                sent[self.slices[source]] += count
+        return sent
 
     def held(self):
         """Bytes of arrays in the devices of all workers."""

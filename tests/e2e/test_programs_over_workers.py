@@ -12,6 +12,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from admin import Links
 from conftest import LONG_LEASE, fresh_cluster
 from program_sets import cases_of, compare, plain_results, results
 from servers import until
@@ -213,6 +214,61 @@ print("equal")
 def test_large_collectives_over_slices_of_several_workers():
     with fresh_cluster(slices=2, workers=2, devices=2) as c:
         assert c.script(OVER_SLICES).stdout.strip() == "equal"
+
+
+MAIL_BYTES = 16 << 10  # what workers may tell each other about the order of some launches
+
+SUMS = """
+import sys
+import numpy as np, jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("x",))
+n, k, times = 3 << 18, 6, 4
+f = jax.jit(jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False))
+x = jax.device_put(np.arange(k * n, dtype=np.int32).reshape(k, n), NamedSharding(mesh, P("x")))
+f = f.lower(x).compile()
+print("ready", flush=True)
+sys.stdin.readline()
+sums = jax.block_until_ready([f(x) for _ in range(times)])
+print("done", flush=True)
+sys.stdin.readline()
+for y in sums:
+    np.testing.assert_array_equal(np.asarray(y)[0], np.arange(n, dtype=np.int32) * k + n * (k * (k - 1) // 2))
+print("right", flush=True)
+"""
+
+
+def test_an_all_reduce_sends_between_slices_what_one_worker_a_slice_would():
+    """2 n (k - 1) / k bytes from each of k slices, whatever the number of their workers; the cluster's status says so."""
+    with fresh_cluster(slices=3, workers=2, devices=1) as c:
+        p = c.start(SUMS)
+        wait_ready(p)
+        links = Links(c)
+        before = links.bytes()
+        go(p)
+        assert p.stdout.readline() == "done\n"
+        n, k, times = 4 * (3 << 18), 3, 4
+        values = times * 2 * n * (k - 1) // k
+        for sent in links.between_slices(before).values():
+            assert values <= sent < values + MAIL_BYTES, (sent, values)
+        # In each slice every worker takes part: its own share of the sums, and the other's.
+        inside = sum(count for (source, target), count in links.since(before).items()
+                     if source >= 0 and links.slices[source] == links.slices[target])
+        assert 0 < inside <= k * times * 2 * 2 * n
+
+        def told():
+            """The same, as `landbridge status --json` has it of heartbeats."""
+            workers = [(s["index"], w) for s in c.status()["proxy"]["slices"] for w in s["workers"]]
+            slice_of = {w["life"]: s for s, w in workers}
+            total = dict.fromkeys(range(k), 0)
+            for s, w in workers:
+                for link in w.get("links", []):
+                    if slice_of.get(link["from"], s) != s:
+                        total[slice_of[link["from"]]] += link["bytes_received"]
+            return total
+        until(lambda: told() == links.between_slices({}), lambda: f"{told()} and {links.between_slices({})}")
+        go(p)
+        assert "right" in finish(p)
 
 
 def test_programs_of_every_kind_have_the_values_of_plain_jax(tmp_path):
