@@ -66,7 +66,9 @@ class Source {
   // that are not there yet (a client's upload that still streams in) just answer later.
   virtual void Read(uint64_t offset, uint64_t size, ReadDone done) = 0;
   // Whether Read makes a copy of the bytes (packs them, say), which lives until the peer has them. Constant. Such copies
-  // are bounded together (limits::kTransferStagedBytesMax); reads beyond wait.
+  // are bounded together (limits::kTransferStagedBytesMax); reads beyond wait. So an answer must not wait for a pull of ours
+  // (to put together what others have, say): sources of several processes that do would hold all the room there is and wait
+  // for each other. Those say false, and bound their copies themselves.
   virtual bool copies() const { return false; }
 };
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -319,6 +320,40 @@ TEST_P(DataPlaneProcessTest, StoppedReceiverLetsTheSourceGoWhenClosed) {
   sleeper.Signal(SIGCONT);
   EXPECT_EQ(sleeper.Ask("close"), "closed");
   EXPECT_NE(sleeper.Ask("finish"), "ok");
+  EXPECT_EQ(sleeper.Quit(), 0);
+}
+
+// What is asked of it and taken back again would pile up for as long as it is stopped.
+TEST_P(DataPlaneProcessTest, MessagesToOneThatDoesNotReadAreBounded) {
+  DataPlaneOptions options;
+  options.self = kParent;
+  SocketOptions sockets;
+  sockets.local_sockets = GetParam() != "tcp";
+  sockets.queued_bytes_max = 1u << 20;
+  plane_->Shutdown();
+  auto plane = MakeSocketDataPlane(std::move(options), sockets);
+  ASSERT_TRUE(plane.ok()) << plane.status();
+  plane_ = *std::move(plane);
+  ChildPeer sleeper(2, GetParam(), 100);
+  sleeper.Introduce(*plane_);
+  ProcessOutcome first(100), waiting(100);
+  Pull(sleeper.id(), sleeper.key(), first);
+  ASSERT_TRUE(first.Wait().ok()) << first.Wait();
+  Pull(sleeper.id(), {2, 99}, waiting);
+  sleeper.Stop();
+  std::byte nowhere[1];
+  for (uint64_t i = 0; i < 1'000'000 && !waiting.done.HasBeenNotified(); ++i) {
+    const PullId pull = plane_->Pull(sleeper.id(), {2, 1000 + i}, 0, nowhere, 1, [](absl::Status) {});
+    plane_->Cancel(pull, absl::AbortedError("not wanted"));
+  }
+  EXPECT_EQ(waiting.Wait().code(), absl::StatusCode::kUnavailable) << waiting.Wait();
+  EXPECT_TRUE(absl::StrContains(waiting.Wait().message(), "it does not read")) << waiting.Wait();
+  // It is not given up: when it goes on, the next pull connects anew.
+  sleeper.Signal(SIGCONT);
+  ProcessOutcome again(100);
+  Pull(sleeper.id(), sleeper.key(), again);
+  EXPECT_TRUE(again.Wait().ok()) << again.Wait();
+  EXPECT_TRUE(again.dst == TestPattern(100, 2));
   EXPECT_EQ(sleeper.Quit(), 0);
 }
 

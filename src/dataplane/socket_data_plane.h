@@ -20,6 +20,9 @@ struct SocketOptions {
   // After the last event the thread polls this long before it sleeps. 0: sleep at once. Spinning saves about 40 us
   // a round trip and costs a core while it lasts.
   DurationNs spin = 0;
+  // Messages to a peer that wait to be written; above that it does not read, and its connection is broken. Small data and
+  // answers to what it asked for once are far below; only refusals and what is asked for and given up again add up.
+  uint64_t queued_bytes_max = uint64_t{128} << 20;
 };
 
 // Starts one thread. FAILED_PRECONDITION: no interface has listen_address, or the system gives no sockets (says why).

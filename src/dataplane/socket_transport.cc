@@ -203,7 +203,13 @@ void SocketTransport::Close(PeerId peer) {
 // --- Messages out.
 
 void SocketTransport::Queue(Link& link, OutFrame frame) {
+  link.frames_bytes += frame.memory();
   link.frames.push_back(std::move(frame));
+  // What it asked us for is bounded elsewhere; not so refusals, and what we take back of pulls that it never hears of.
+  if (link.frames_bytes > host_->options().queued_bytes_max) {
+    Break(link, absl::UnavailableError(
+                    absl::StrCat("it does not read: ", link.frames_bytes, " bytes of messages to it are waiting")));
+  }
   if (link.dirty) return;
   link.dirty = true;
   dirty_.push_back(link.peer);
@@ -280,6 +286,7 @@ bool SocketTransport::Flush(Link& link) {
       if (frame.sent < frame.bytes.size()) break;
       const ServeId serve = frame.serve;
       const uint64_t size = frame.data_bytes;
+      link.frames_bytes -= frame.memory();
       link.frames.pop_front();
       if (!serve.valid()) continue;
       ended = true;

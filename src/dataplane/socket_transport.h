@@ -65,6 +65,8 @@ class SocketTransport final : public Transport {
     size_t sent = 0;
     ServeId serve;  // valid: its end is reported
     uint64_t data_bytes = 0;
+
+    uint64_t memory() const { return sizeof(OutFrame) + bytes.capacity(); }
   };
   struct Landing {  // asked for over the bulk stream
     ReceiveId receive;
@@ -81,6 +83,7 @@ class SocketTransport final : public Transport {
     HostAddress address;
     StreamId out_messages, out_bulk, in_messages, in_bulk;
     std::deque<OutFrame> frames;
+    uint64_t frames_bytes = 0;     // that `frames` take
     bool dirty = false;            // in dirty_
     std::deque<uint64_t> fetched;  // cookies to be sent over the bulk stream
     uint64_t sending = 0;          // the one that is under way; 0: none
