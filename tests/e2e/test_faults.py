@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from admin import ask
-from conftest import fresh_cluster
+from conftest import LONG_LEASE, fresh_cluster
 from servers import until
 
 PRELUDE = """
@@ -204,6 +204,47 @@ print("done", flush=True)
     assert (snapshots["taken"], snapshots["bytes"]) == (16, 512 * 1024 * 4), snapshots  # a piece per device and device
     state = ask(own_cluster.processes["worker-0-0"]["address"])["send_snapshots"]
     assert (state["taken"], state["waiting"]) == (16, 0)
+
+
+def test_snapshots_for_a_stopped_receiver_are_bounded():
+    """Four arrays of 96 MiB are on their way to a worker that is stopped, and steps donate them. Two are copied, since copies
+    for this may take 256 MiB in all; the donors of the others wait until the receiver has gone on."""
+    with fresh_cluster(*LONG_LEASE, slices=2, devices=1) as c:
+        p = c.start(PRELUDE + """
+step = jax.jit(lambda v: v.at[0].add(1), donate_argnums=0)
+one, other = jax.devices()
+make = jax.jit(lambda i: jnp.full(24 << 20, i, jnp.float32))
+arrays = [make(jax.device_put(np.float32(i), one)) for i in range(4)]
+jax.block_until_ready(step(make(jax.device_put(np.float32(9), one))))
+jax.block_until_ready(jax.device_put(jnp.copy(arrays[0]), other))
+jax.block_until_ready(arrays)
+await_stdin()                                     # the other worker is stopped
+there = [jax.device_put(a, other) for a in arrays]
+stepped = [step(a) for a in arrays]
+del arrays
+jax.block_until_ready(stepped[:2])
+await_stdin()                                     # it goes on
+for i, (moved, here) in enumerate(zip(there, stepped)):
+    np.testing.assert_array_equal(np.asarray(moved[:3]), np.full(3, i))
+    np.testing.assert_array_equal(np.asarray(here[:3]), [i + 1, i, i])
+    assert float(moved.min()) == float(moved.max()) == i
+print("done", flush=True)
+""")
+        wait_ready(p)
+        worker = c.processes["worker-0-0"]["address"]
+        os.kill(c.pid("worker-1-0"), signal.SIGSTOP)
+        go(p)
+        wait_ready(p)
+        until(lambda: ask(worker)["send_snapshots"]["waiting"] == 2, "two donors whose arrays find no room for a copy")
+        snapshots = ask(worker)["send_snapshots"]
+        assert snapshots == {"taken": 2, "bytes": 192 << 20, "bytes_max": 256 << 20, "waiting": 2}
+        donors = [[reason["what"] for reason in launch["waits_for"]]
+                  for launch in ask(worker)["grants"][0]["queues"]["launches"]]
+        assert donors == [["readers"], ["readers"]], donors
+        os.kill(c.pid("worker-1-0"), signal.SIGCONT)
+        go(p)
+        assert "done" in finish(p)
+        until(lambda: ask(worker)["send_snapshots"]["bytes"] == 0, "the end of all copies")
 
 
 def test_killed_client_leaves_nothing(own_cluster):
