@@ -2,12 +2,40 @@
 
 #include <sys/resource.h>
 
+#include <cstddef>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+// jemalloc's, where a program is linked to it.
+extern "C" int mallctl(const char* name, void* old, size_t* old_size, void* value, size_t value_size)
+    __attribute__((weak));
+
 namespace landbridge {
+namespace {
+
+// Freed memory goes back after a while, or when the process is idle (bin/allocator). But jemalloc gives a block back at once if
+// it has grown, with its free neighbours, to 8 MiB in the first arena or `oversize_threshold` in the others: so the arrays of
+// each step would be paged in anew. There is no option for that, only this.
+void KeepFreedNeighbours() {
+  if (mallctl == nullptr) return;
+  unsigned arenas = 0, own = 0;
+  size_t size = sizeof arenas;
+  if (mallctl("opt.narenas", &arenas, &size, nullptr, 0) != 0) return;
+  if (mallctl("thread.arena", &own, &size, nullptr, 0) != 0) return;
+  for (unsigned arena = 0; arena < arenas; ++arena) {
+    mallctl("thread.arena", nullptr, nullptr, &arena, sizeof arena);  // makes it, if it is not there yet
+    size_t never = std::numeric_limits<size_t>::max();
+    mallctl(absl::StrCat("arena.", arena, ".oversize_threshold").c_str(), nullptr, nullptr, &never, sizeof never);
+  }
+  mallctl("thread.arena", nullptr, nullptr, &own, sizeof own);
+}
+
+}  // namespace
 
 void TuneProcess() {
+  KeepFreedNeighbours();
   // Distributions ship Abseil with its lock-order checks on; they cost several per cent of a call. Tests keep them.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   rlimit files{};
