@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "cluster/connect_limits.h"
 #include "cluster/frame_types.h"
 #include "cluster/pending_calls.h"
 #include "env/process.h"
@@ -191,9 +192,12 @@ class HolderAgent::Impl : public HolderLeaseSink {
     DurationNs pause = link->backoff;
     if (link->welcomed) {
       link->welcomed = false;
-      // At once: if the process has died, the machine says so, and everybody hears of it. (Not for one that closes every
-      // stream as soon as it is up.)
-      if (loop_->Now() - link->welcomed_at >= limits::kReconnectBackoffMin) pause = 0;
+      // At once, and soon again: if the process has died, the machine says so, and everybody hears of it. (Not for one that
+      // closes every stream as soon as it is up.)
+      if (loop_->Now() - link->welcomed_at >= limits::kReconnectBackoffMin) {
+        pause = 0;
+        link->backoff = limits::kReconnectAfterBreak / 2;
+      }
       LogWarning("the control stream to worker ", link->name, " broke: ", status.message());
       pending_.Add([this, ref] { callbacks_.on_stream_broken(ref); });
     }
