@@ -7,18 +7,22 @@ One JSON line per row. `bytes_bound` is what the receiving workers need and do n
 `bytes_moved` what they say they pulled from each other: the two must be equal. `ratio` is the time against that of one
 array of as many bytes moved as a whole from one worker to another in the same run (`link_gb_s`); on one machine all
 links share memory and processors, so that is the bound of their sum. `client_s` is the same move by the stock client
-(fetch everything, upload it again), null where that does not work. `peak_beyond_mib` is the most that any worker's
+(fetch everything, upload it again), null where that does not work. `gloo_s` and `transfer_s` are the same move by what a stock
+jaxlib has of its own (reshard_peers.py), a process per worker, and `gloo_ratio`, `transfer_ratio` our time against theirs (below
+1: ours is quicker); left out where this jaxlib lacks them, null where they failed (says why on standard error). `peak_beyond_mib` is the most that any worker's
 memory grew by beyond the result. Eight workers of one device each, a slice of its own each.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
+import reshard_peers
 from local_cluster import Cluster, add_only, chosen
 
 WORKERS = 8
@@ -143,16 +147,34 @@ def run(cluster, row, mib, rounds, **env):
     return json.loads(answer)["seconds"], moved, beyond
 
 
+def peer_times(peer, row, work, rounds, ours):
+    """What a peer adds to the line of a row that took us `ours` seconds."""
+    samples = reshard_peers.seconds(peer, row, work, rounds)
+    if isinstance(samples, str):
+        print(f"{row} by {peer}: {samples}", file=sys.stderr)
+        return {f"{peer}_s": None}
+    theirs = statistics.median(samples)
+    return {f"{peer}_s": round(theirs, 4), f"{peer}_ratio": round(ours / theirs, 2)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=256, help="size of one array")
     parser.add_argument("--rounds", type=int, default=5)
     add_only(parser, ROWS)
+    parser.add_argument("--peers", default=",".join(reshard_peers.PEERS), help="those to measure beside; empty: none")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         return child(args.child, args.mib, args.rounds)
-    wanted, link, wrong = chosen(parser, args, ROWS), None, 0
+    wanted, link, wrong, peers = chosen(parser, args, ROWS), None, 0, []
+    for peer in filter(None, args.peers.split(",")):
+        if peer not in reshard_peers.PEERS:
+            parser.error(f"--peers={peer}: one of {', '.join(reshard_peers.PEERS)}")
+        if why := reshard_peers.missing(peer):
+            print(json.dumps({"skipped": peer, "why": why}), flush=True)
+        else:
+            peers.append(peer)
     with Cluster(WORKERS) as cluster:
         for row in dict.fromkeys(["link", *wanted]):     # the others are measured against it
             work = specs(row, args.mib)
@@ -176,6 +198,9 @@ def main():
                     line["times_faster"] = round(statistics.median(client) / median, 1)
                 except RuntimeError:
                     line["client_s"] = None  # a program over several workers
+            for peer in peers:
+                line.update(peer_times(peer, row, work, args.rounds, median))
+            line["load"] = round(os.getloadavg()[0], 1)
             print(json.dumps(line), flush=True)
     sys.exit(1 if wrong else 0)
 
