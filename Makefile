@@ -72,9 +72,10 @@ test-tsan:
 	@tools/sanitize.sh tsan $(TSAN_TESTS)
 
 bench: build
-	@tools/build.sh grpc_echo dataplane_benchmark
+	@tools/build.sh grpc_echo dataplane_benchmark dispatch_driver
 	@.venv/bin/python bench/stock_door.py
 	@.venv/bin/python bench/dispatch.py
+	@.venv/bin/python bench/controller.py
 	@.venv/bin/python bench/overlap.py
 	@.venv/bin/python bench/wide.py
 	@.venv/bin/python bench/reshard.py

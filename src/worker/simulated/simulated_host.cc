@@ -21,7 +21,9 @@ SimulatedHost::SimulatedHost(Loop* loop, SimulatedHostOptions options)
       board_([loop](std::function<void()> task) { loop->Post(std::move(task)); }) {
   context_.now = [loop] { return loop->Now(); };
   context_.post = [loop](std::function<void()> task) { loop->Post(std::move(task)); };
-  context_.run_after = [loop](DurationNs delay, std::function<void()> task) { loop->RunAfter(delay, std::move(task)); };
+  context_.run_after = [this](DurationNs delay, std::function<void()> task) {
+    timers_->RunAfter(delay, std::move(task));
+  };
   context_.board = &board_;
   context_.launch_time = options_.launch_time;
 }
@@ -47,6 +49,7 @@ absl::StatusOr<std::unique_ptr<SimulatedHost>> SimulatedHost::Start(Loop* loop, 
 }
 
 absl::Status SimulatedHost::Init() {
+  LB_ASSIGN_OR_RETURN(timers_, FineTimers::Make(loop_));
   const auto count = static_cast<size_t>(options_.workers);
   awake_.assign(count, false);
   workers_.reserve(count);
@@ -82,7 +85,9 @@ void SimulatedHost::Wake(size_t worker) {
   awake_[worker] = true;
   woken_.push_back(worker);
   if (std::exchange(turn_posted_, true)) return;
-  loop_->Post([this] { EndOfTurn(); });
+  loop_->Post([this, alive = std::weak_ptr<int>(context_.alive)] {
+    if (!alive.expired()) EndOfTurn();
+  });
 }
 
 void SimulatedHost::EndOfTurn() {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cluster/admin.h"
+#include "env/fine_timers.h"
 #include "env/loop.h"
 #include "worker/simulated/simulated_worker.h"
 
@@ -49,6 +50,7 @@ class SimulatedHost {
 
   Loop* const loop_;
   const SimulatedHostOptions options_;
+  std::unique_ptr<FineTimers> timers_;  // ends of launches
   SimulatedHostContext context_;
   TransferBoard board_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;

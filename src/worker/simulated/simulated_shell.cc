@@ -70,12 +70,14 @@ SimulatedShell::~SimulatedShell() {
 }
 
 void SimulatedShell::SendMail(Incarnation peer, std::string mail) {
-  host_->post([host = host_, from = options_.self, peer, mail = std::move(mail)] {
-    auto shell = host->shells.find(peer);
-    if (shell == host->shells.end()) return;
-    shell->second->mails_.Add(from, mail);
-    shell->second->ReadMail(from);
-  });
+  host_->post(
+      [host = host_, alive = std::weak_ptr<int>(host_->alive), from = options_.self, peer, mail = std::move(mail)] {
+        if (alive.expired()) return;
+        auto shell = host->shells.find(peer);
+        if (shell == host->shells.end()) return;
+        shell->second->mails_.Add(from, mail);
+        shell->second->ReadMail(from);
+      });
 }
 
 void SimulatedShell::ListenTo(Incarnation peer) {

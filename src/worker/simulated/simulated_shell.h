@@ -34,6 +34,7 @@ struct SimulatedHostContext {
   absl::flat_hash_map<Incarnation, SimulatedShell*> shells;  // whose grants stand
   DurationNs launch_time = 0;                                // of every launch, on each of its devices
   int64_t bytes_kept = 0;  // real bytes of all buffers; at most limits::kSimulatedBytesMax
+  std::shared_ptr<int> alive = std::make_shared<int>(0);  // what is posted may run when this is gone
 };
 
 // Thread-safety: the loop's thread only.
