@@ -51,9 +51,10 @@ class Workers:
             time.sleep(0.02)
         self.address = port_file.read_text().strip()
         join = f"--resource_manager_address={self.address}"
-        for _ in range(processes):
+        for number in range(processes):
             if simulated:
-                self.start(BIN / "landbridge-simulated-workers", join, f"--workers={simulated}", f"--devices={devices}",
+                self.start(BIN / "landbridge-simulated-workers", join, f"--workers={simulated}",
+                           f"--first_worker={number * simulated}", f"--devices={devices}",
                            f"--launch_us={launch_us}", *more)
             else:
                 self.start(BIN / "landbridge-server", join, "--server_port=0", f"--devices={devices}", *more)

@@ -30,13 +30,15 @@ constexpr const char* kUsage =
 
 struct SimulatedFlags {
   std::string resource_manager_address, port_file;
-  int64_t workers = 1, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30, lease_ms = 0,
-          heartbeat_ms = 0;
+  int64_t workers = 1, first_worker = 0, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30,
+          lease_ms = 0, heartbeat_ms = 0;
 };
 
 void Declare(Flags* flags, SimulatedFlags* f) {
   flags->Add("resource_manager_address", &f->resource_manager_address, "host:port of the resource manager.");
   flags->Add("workers", &f->workers, "Number of workers to simulate.");
+  flags->Add("first_worker", &f->first_worker,
+             "Number of the first one: workers of several processes in one cluster must have different ones.");
   flags->Add("devices", &f->devices, "Devices of each.");
   flags->Add("launch_us", &f->launch_us, "How long every launch takes on its devices, in microseconds.");
   flags->Add("device_memory_limit", &f->device_memory_limit, "Bytes of each device; nothing is allocated.");
@@ -70,6 +72,7 @@ int Main(int argc, char** argv) {
   if (absl::Status status = options.worker.times.Validate(); !status.ok()) return fail(status.message());
   // Out of range is said below, also for what does not fit into an int.
   options.workers = static_cast<int>(std::min<int64_t>(std::max<int64_t>(values.workers, 0), INT32_MAX));
+  options.first = static_cast<int>(std::min<int64_t>(std::max<int64_t>(values.first_worker, -1), INT32_MAX));
   options.worker.devices = static_cast<int>(std::min<int64_t>(std::max<int64_t>(values.devices, 0), INT32_MAX));
   options.launch_time = values.launch_us * kMicrosecond;
   options.port_file = values.port_file;

@@ -39,6 +39,10 @@ absl::StatusOr<std::unique_ptr<SimulatedHost>> SimulatedHost::Start(Loop* loop, 
     return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", but must lie between 1 and ", max));
   };
   LB_RETURN_IF_ERROR(check("--workers", options.workers, limits::kSimulatedWorkersMax));
+  if (options.first < 0 || options.first > INT32_MAX - options.workers - 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--first_worker is ", options.first, ": not the number of a worker"));
+  }
   LB_RETURN_IF_ERROR(check("--devices", options.worker.devices, limits::kSimulatedDevicesPerWorkerMax));
   LB_RETURN_IF_ERROR(
       NeedOpenFiles(options.workers * limits::kSimulatedDescriptorsPerWorker + limits::kSimulatedDescriptorsSpare,
@@ -54,8 +58,8 @@ absl::Status SimulatedHost::Init() {
   awake_.assign(count, false);
   workers_.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    workers_.push_back(std::make_unique<SimulatedWorker>(loop_, &options_.worker, &context_, static_cast<int>(i),
-                                                         [this, i] { Wake(i); }));
+    workers_.push_back(std::make_unique<SimulatedWorker>(loop_, &options_.worker, &context_,
+                                                         options_.first + static_cast<int>(i), [this, i] { Wake(i); }));
     LB_RETURN_IF_ERROR(workers_.back()->Start());
   }
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });

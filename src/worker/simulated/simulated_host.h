@@ -20,6 +20,7 @@ namespace landbridge {
 struct SimulatedHostOptions {
   SimulatedWorkerOptions worker;
   int workers = 1;
+  int first = 0;  // number of the first in its name, where several processes simulate workers of one cluster
   DurationNs launch_time = 0;
   std::string admin_address = "127.0.0.1:0";  // for questions: "status", and "kill" (below)
   std::string port_file;                      // gets the port for questions when all workers listen
