@@ -35,9 +35,14 @@ def _compile(client, text):
     return client.compile_ifrt_program(programs.make_plugin_program(text), programs.make_plugin_compile_options())
 
 
+def make(client, program):
+    """The executable that the server makes of a JSON object."""
+    return _compile(client, json.dumps(program))
+
+
 def ask(client, question):
     """The server's answer, decoded. Blocks until it is there."""
-    return json.loads(_stock_text()(_compile(client, json.dumps({"landbridgeQuestion": question}))))
+    return json.loads(_stock_text()(make(client, {"landbridgeQuestion": question})))
 
 
 def load(client, kind, body, options=None, **head):

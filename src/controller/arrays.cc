@@ -396,7 +396,7 @@ absl::Status Controller::Impl::Delete(SessionId session, ArrayId id) {
 absl::StatusOr<bool> Controller::Impl::IsDeleted(SessionId session, ArrayId id) const {
   const Array* array = buffers_.Find(session, id);
   if (array == nullptr) return Unknown(id);
-  return buffers_.Deleted(*array);
+  return array->deleted || (array->size() > 0 && array->at(0)->Is(Shard::kDead));
 }
 
 const ArraySpec* Controller::Impl::Spec(SessionId session, ArrayId id) const {

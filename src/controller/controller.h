@@ -175,6 +175,8 @@ class Controller {
                                                uint64_t user_context, TimeNs now);
   void Release(SessionId session, ArrayId array);         // one reference less (DestructArray)
   absl::Status Delete(SessionId session, ArrayId array);  // the user's delete(): memory goes now, for all aliases
+  // What JAX says of its own arrays: whether it was deleted or donated, or the buffer of its first shard was, through another
+  // array that holds it. (One that has lost another shard so cannot be used either, and the use says it.)
   absl::StatusOr<bool> IsDeleted(SessionId session, ArrayId array) const;
   const ArraySpec* Spec(SessionId session, ArrayId array) const;  // null: unknown
 

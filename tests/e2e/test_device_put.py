@@ -150,18 +150,22 @@ PROGRAM = """
 """
 
 
-def run(env):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], env=env, capture_output=True, text=True,
+def run(env, program=PROGRAM):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True,
                           timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.fixture(scope="module")
-def plain():
+def run_plain(program):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "IFRT_", "XLA_"))}
     return run({**env, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-                "PJRT_NPROC": "16"})[0]
+                "PJRT_NPROC": "16"}, program)[0]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return run_plain(PROGRAM)
 
 
 def different(plain, found):
@@ -180,6 +184,104 @@ def test_the_option_turns_it_off(cluster, plain):
     work without it."""
     found, errors = run(cluster.env(LANDBRIDGE_PATCHES="-device_put"))
     assert set(different(plain, found)) <= {"other order and spec"}, set(different(plain, found))
+
+
+# What is_deleted() says of arrays that share buffers, after one of them was donated or deleted.
+SHARED = """
+    import json
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    D = jax.devices()
+    seen = {}
+
+    def named(devices, *spec, shape=None, names=("x",)):
+        return NamedSharding(Mesh(np.array(devices).reshape(shape or len(devices)), names), P(*spec))
+
+    def put(where):
+        return jax.device_put(np.arange(16.0, dtype=np.float32), where)
+
+    def donate(x):
+        jax.jit(lambda v: v * 2, donate_argnums=0)(x)
+
+    def delete(x):
+        x.delete()
+
+    whole, rows, half = named(D), named(D, "x"), named(D[:4])
+    both = dict(shape=(4, 2), names=("x", "y"))
+
+    for end in (donate, delete):
+        def note(name, make, which):
+            arrays = make()
+            before = [a.is_deleted() for a in arrays]
+            end(arrays[which])
+            seen[f"{end.__name__} {which} of {name}"] = before + [a.is_deleted() for a in arrays]
+
+        def moved(source, target):
+            x = put(source)
+            y = jax.device_put(x, target)
+            np.testing.assert_array_equal(np.asarray(y), np.arange(16))
+            return x, y
+
+        for name, source, target in (
+                ("one to copies", D[0], whole), ("last to copies", D[7], whole), ("one to copies elsewhere", D[0], named(D[4:])),
+                ("copies to one of them", whole, D[0]), ("copies to the fourth", whole, D[3]), ("copies to half", whole, half),
+                ("half to copies", half, whole), ("one to rows", D[0], rows), ("rows to copies", rows, whole),
+                ("rows to one", rows, D[0]), ("another name for rows", rows, named(D, ("x", "y"), **both)),
+                ("same device", D[2], D[2]), ("two copies to one", named(D, "x", **both), named([D[0], D[2], D[4], D[6]], "x")),
+                ("pinned", D[0], whole.with_memory_kind("pinned_host"))):
+            for which in (0, 1):
+                note(name, lambda: moved(source, target), which)
+
+        def shards(i):
+            x = put(rows)
+            return x, x.addressable_shards[i].data
+        for i in (0, 5):
+            for which in (0, 1):
+                note(f"shard {i}", lambda: shards(i), which)
+
+        def assembled():
+            parts = [jax.device_put(np.arange(2.0) + i, d) for i, d in enumerate(D)]
+            return (jax.make_array_from_single_device_arrays((16,), rows, parts), parts[0], parts[5])
+        for which in (0, 1, 2):
+            note("assembled", assembled, which)
+
+        def copied():
+            x = put(D[0])
+            return x, jnp.copy(x), jax.jit(lambda v: v + 0)(x)
+        note("copies", copied, 0)
+
+    x = put(D[0])
+    tree = {k: put(D[0]) for k in "abc"}
+    y = jax.device_put({**tree, "d": put(rows)}, whole)
+    z = jax.jit(lambda t: {k: v * (i + 1) for i, (k, v) in enumerate(t.items())}, donate_argnums=0)(y)
+    seen["tree"] = [[float(v.sum()) for v in z.values()], [v.is_deleted() for v in tree.values()], y["d"].is_deleted()]
+    z = jax.jit(lambda v: v * 2, in_shardings=whole, donate_argnums=0)(x)
+    seen["program argument"] = [np.asarray(z).tolist(), x.is_deleted()]
+    try:
+        seen["use"] = np.asarray(x + 1).tolist()
+    except RuntimeError as error:
+        seen["use"] = "deleted" in str(error)
+    print(json.dumps(seen))
+"""
+
+
+def test_arrays_that_share_buffers_end_together(cluster):
+    expected = run_plain(SHARED)
+    found, errors = run(cluster.env(), SHARED)
+    assert "left out" not in errors
+    assert different(expected, found) == {}
+    assert expected["donate 1 of one to copies"] == [False, False, True, True]
+    assert expected["donate 1 of copies to the fourth"] == [False, False, False, True]
+
+
+def test_may_alias_false_shares_nothing(cluster):
+    """Plain JAX does share here."""
+    x = jax.device_put(np.arange(16.0), FIRST[0])
+    y = jax.device_put(x, KINDS["replicated"](FIRST), may_alias=False)
+    x.delete()
+    assert not y.is_deleted()
+    np.testing.assert_array_equal(np.asarray(y), np.arange(16.0))
 
 
 CASES = {

@@ -6,6 +6,8 @@ uploads it again. The cluster moves it itself (ReshardArrays, what pathwaysutils
 order of the same devices, for which stock JAX compiles a program over all of them: here they may belong to several
 workers. Everything else is stock: numpy values, the same partitioning on other devices, layouts, tracers.
 
+A shard that the source has already where it is wanted is shared, as on plain JAX: who donates the result ends the source.
+
 A donated source is really given up, which stock JAX does only for some of these moves.
 """
 import inspect
@@ -53,15 +55,18 @@ def install():
     from jax._src import array, core, dispatch
     from jax._src.interpreters import pxla
     from jax._src.lib import xla_client as xc
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     from jaxlib import _pathways
 
     donate_input = xc.ArrayCopySemantics.DONATE_INPUT
+    reuse_input = xc.ArrayCopySemantics.REUSE_INPUT
     stock_handler = pxla.shard_arg_handlers[array.ArrayImpl]
     stock_reorder = dispatch._different_device_order_reshard
+    is_deleted = getattr(array.ArrayImpl.is_deleted, "__wrapped__", array.ArrayImpl.is_deleted)  # patches/deletion.py
 
     def is_between_ours(x, sharding):
         # Strings live in the proxy; what is deleted is told by stock JAX.
-        return (isinstance(x.dtype, np.dtype) and x.dtype.kind not in "TO" and not x.is_deleted()
+        return (isinstance(x.dtype, np.dtype) and x.dtype.kind not in "TO" and not is_deleted(x)
                 and x.is_fully_addressable and sharding.is_fully_addressable
                 and is_ours(x.sharding) and is_ours(sharding)
                 and x.sharding._internal_device_list[0].client is sharding._internal_device_list[0].client)
@@ -77,17 +82,43 @@ def install():
     def transfer(xs, shardings, donate):
         return _pathways._transfer_to_shardings(tuple(xs), tuple(shardings), donate)
 
+    def in_place(x, sharding):
+        """{device: shard of x that is the one wanted there}; none where the rest is not one array of copies."""
+        if x.sharding.memory_kind != sharding.memory_kind:
+            return {}
+        have, kept = x.sharding._internal_device_list, set(sharding._internal_device_list)
+        if x.sharding.is_fully_replicated and sharding.is_fully_replicated:
+            kept.intersection_update(have)
+        else:
+            index_of = x.sharding.devices_indices_map(x.shape)
+            if any(index_of.get(device) != index for device, index in sharding.devices_indices_map(x.shape).items()):
+                return {}
+        return {device: shard for device, shard in zip(have, x._arrays) if device in kept} if kept else {}
+
+    def replicated(devices, memory_kind):
+        return NamedSharding(Mesh(np.array(devices), ("copies",)), P(), memory_kind=memory_kind)
+
+    def assemble(x, sharding, shards):
+        arrays = [shards[device] for device in sharding._internal_device_list]
+        return array.ArrayImpl(x.aval, sharding, arrays, committed=True, _skip_checks=True)
+
     def shard_arg(xs, shardings, layouts, copy_semantics):
-        groups, rest, occurrences = {}, [], {}
+        groups, rest, occurrences, kept, targets = {}, [], {}, {}, list(shardings)
         for i, (x, sharding, layout, semantics) in enumerate(zip(xs, shardings, layouts, copy_semantics)):
             if not is_reshard(x, sharding, layout):
                 rest.append(i)
                 continue
+            if semantics == reuse_input and (shards := in_place(x, sharding)):
+                kept[i] = shards
+                others = [device for device in sharding._internal_device_list if device not in shards]
+                if not others:
+                    continue
+                targets[i] = replicated(others, sharding.memory_kind)
             # Of one request all arrays are on the same devices.
             key = (x.sharding._internal_device_list, x.sharding.memory_kind, semantics == donate_input)
             groups.setdefault(key, []).append(i)
             occurrences[id(x)] = occurrences.get(id(x), 0) + 1
-        if not groups:
+        if not groups and not kept:
             return stock_handler(xs, shardings, layouts, copy_semantics)
         # One that is moved to several places is given up when all have it.
         given_up_last = {id(xs[i]): xs[i] for (_, _, donate), group in groups.items() if donate for i in group
@@ -98,8 +129,12 @@ def install():
                 part = [i for i in group if (donate and id(xs[i]) not in given_up_last) == give_up]
                 if not part:
                     continue
-                for i, y in zip(part, transfer([xs[i] for i in part], [shardings[i] for i in part], give_up)):
+                for i, y in zip(part, transfer([xs[i] for i in part], [targets[i] for i in part], give_up)):
                     results[i] = y
+        for i, shards in kept.items():
+            if results[i] is not None:
+                shards.update(zip(targets[i]._internal_device_list, results[i]._arrays))
+            results[i] = assemble(xs[i], shardings[i], shards)
         if rest:
             stock = stock_handler(*([values[i] for i in rest] for values in (xs, shardings, layouts, copy_semantics)))
             for i, y in zip(rest, stock):

@@ -102,6 +102,15 @@ absl::StatusOr<Question> ParseQuestion(const json& value) {
   return Bad("landbridgeQuestion is one of memoryStats, hostCallsOver, serialize");
 }
 
+absl::StatusOr<WitnessProgram> ParseWitness(const json& value) {
+  auto devices = value.find("devices");
+  if (!value.is_object() || devices == value.end() || !devices->is_number_integer() || devices->get<int64_t>() < 1 ||
+      devices->get<int64_t>() > limits::kDevicesMax) {
+    return Bad("landbridgeWitness needs a number of devices");
+  }
+  return WitnessProgram{devices->get<int>()};
+}
+
 // A line of JSON, and bytes behind it.
 absl::StatusOr<json> TakeHead(absl::string_view kind, absl::string_view* data) {
   const size_t end = data->find('\n');
@@ -156,6 +165,10 @@ absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data) {
   if (auto value = document.find("landbridgeQuestion"); value != document.end()) {
     LB_ASSIGN_OR_RETURN(Question question, ParseQuestion(*value));
     return question;
+  }
+  if (auto value = document.find("landbridgeWitness"); value != document.end()) {
+    LB_ASSIGN_OR_RETURN(WitnessProgram witness, ParseWitness(*value));
+    return witness;
   }
   auto reshard = document.find("reshardRequest");
   if (reshard == document.end()) {

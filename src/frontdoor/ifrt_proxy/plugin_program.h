@@ -53,7 +53,14 @@ struct NewerProgram {
   std::string bytes;
 };
 
-using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram>;
+// {"landbridgeWitness":{"devices":8}}: takes one array over so many devices, gives nothing and does nothing. A client does not
+// know what it did to the array, and therefore asks whether it is deleted when it is to say so; of other arrays it says what
+// itself has seen, which misses those that share their buffers with one that was deleted.
+struct WitnessProgram {
+  int devices = 1;
+};
+
+using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram, WitnessProgram>;
 
 // `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
 // "Bad PluginProgram": clients look for it.

@@ -152,11 +152,12 @@ class SessionCore {
     UserContexts::Hold context;  // of a request whose result may still fail
   };
   struct Executable {
-    ExecutableId id;  // invalid: a reshard program or a question
+    ExecutableId id;  // invalid: a reshard program, a question or a witness
     std::shared_ptr<const ProgramImage> image;
     std::vector<DeviceId> devices;
     std::unique_ptr<ReshardProgram> reshard;
     std::optional<std::string> answer;  // of a question
+    bool is_witness = false;
     std::string name;
     std::string fingerprint;  // of what was compiled, and its devices
     // What the first Execute answers, without handles.

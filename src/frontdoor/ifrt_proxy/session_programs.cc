@@ -228,6 +228,18 @@ absl::Status SessionCore::CompilePlugin(const Op& op, const proxy::CompileReques
       return absl::InvalidArgumentError("Cannot decode the compile options");
     return CompileModule(op, std::move(newer->bytes), options);
   }
+  if (auto* witness = std::get_if<WitnessProgram>(&program)) {
+    const auto count = static_cast<size_t>(witness->devices);
+    if (count > catalog_->devices.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("A witness of ", count, " devices; there are ", catalog_->devices.size()));
+    }
+    for (size_t i = 0; i < count; ++i) executable->devices.push_back(catalog_->devices[i].id);
+    executable->is_witness = true;
+    executable->name = "witness";
+    AnswerCompile(op, std::move(executable));
+    return absl::OkStatus();
+  }
   executable->reshard = std::make_unique<ReshardProgram>(std::move(std::get<ReshardProgram>(program)));
   // The client compares the number of devices with the shards of each argument.
   executable->devices = executable->reshard->in[0]->devices();
@@ -310,13 +322,17 @@ void SessionCore::Metadata(Op op, const Request& request) {
   if (!found.ok()) return Fail(op, found.status());
   auto response = NewResponse(op);
   auto* metadata = response->mutable_loaded_executable_metadata_response();
-  if ((*found)->answer.has_value()) {
+  if ((*found)->answer.has_value() || (*found)->is_witness) {
     const tensorflow::StatusProto none =
-        wire::ToProto(absl::UnimplementedError("A question takes and gives no arrays"));
+        wire::ToProto(absl::UnimplementedError("A question or a witness gives no arrays"));
     *metadata->mutable_parameter_layouts_error() = none;
     *metadata->mutable_output_layouts_error() = none;
     metadata->mutable_output_memory_kinds()->add_memory_kind_lists();
-    metadata->mutable_donated_input_indices();
+    if ((*found)->is_witness) {
+      *metadata->mutable_donated_input_indices_error() = none;  // what makes the client ask
+    } else {
+      metadata->mutable_donated_input_indices();
+    }
     *metadata->mutable_compiled_memory_stats_error() = none;
     return Succeed(op, std::move(response));
   }
@@ -487,6 +503,7 @@ void SessionCore::Execute(Op op, const Request& request, TimeNs now) {
   std::vector<proxy::LoadedExecutableExecuteResponse::Output> described;  // of a reshard program
   Ticket ticket;
   auto entries = [&]() -> Entries<ArrayEntry> {
+    if (executable.is_witness) return std::vector<ArrayEntry>();
     LB_ASSIGN_OR_RETURN(std::vector<ArrayId> args, DeviceArrays(execute.args_handles()));
     if (executable.reshard != nullptr) {
       const ReshardProgram& program = *executable.reshard;

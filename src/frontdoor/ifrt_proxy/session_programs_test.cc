@@ -48,6 +48,38 @@ TEST_F(SessionProgramsTest, TellsTheMemoryOfADevice) {
   EXPECT_EQ(core_->counts().pending, 0u);
 }
 
+IfrtRequest WitnessRequest(const std::string& devices) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_type_name("xla::ifrt::PluginProgram");
+  request.mutable_compile_request()->mutable_program()->set_data(
+      absl::StrCat(R"(__serialized_plugin_program {"landbridgeWitness":{"devices":)", devices, "}}"));
+  return request;
+}
+
+TEST_F(SessionProgramsTest, AWitnessTakesAnyArrayAndLeavesItAlone) {
+  Make(1, "ab");
+  const IfrtResponse compiled = Call(WitnessRequest("2"));
+  ASSERT_TRUE(StatusOf(compiled).ok()) << StatusOf(compiled);
+  EXPECT_EQ(compiled.compile_response().num_devices(), 2);
+  const uint64_t witness = compiled.compile_response().loaded_executable_handle();
+  IfrtRequest metadata;
+  metadata.mutable_loaded_executable_metadata_request()->set_loaded_executable_handle(witness);
+  // By this error the client takes it that it does not know whether an argument was donated.
+  EXPECT_TRUE(Call(metadata).loaded_executable_metadata_response().has_donated_input_indices_error());
+  const IfrtResponse run = Call(ExecuteRequest(witness, {1}, {}, true));
+  ASSERT_TRUE(StatusOf(run).ok()) << StatusOf(run);
+  EXPECT_EQ(run.loaded_executable_execute_response().outputs_size(), 0);
+  IfrtRequest fetch;
+  fetch.mutable_loaded_executable_fetch_execute_result_request()->set_result_status_handle(
+      run.loaded_executable_execute_response().status_handle());
+  EXPECT_TRUE(StatusOf(Call(fetch)).ok());
+  EXPECT_EQ(*Read(1), "ab");
+  for (const char* devices : {"0", "-1", "5", "70000", "99999999999999999999", "\"2\"", "null"}) {
+    EXPECT_EQ(StatusOf(Call(WitnessRequest(devices))).code(), absl::StatusCode::kInvalidArgument) << devices;
+  }
+  EXPECT_EQ(core_->counts().pending, 0u);
+}
+
 TEST_F(SessionProgramsTest, TellsTheOptimisedProgram) {
   const uint64_t executable = Compile("f", {0}, 4);
   const uint64_t op = Send(TextRequest(executable));

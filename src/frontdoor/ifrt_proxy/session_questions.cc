@@ -29,7 +29,9 @@ void SessionCore::ProgramText(Op op, const Request& request) {
                       absl::UnimplementedError("The text of compiled programs is told to clients with the landbridge "
                                                "package only: pip install landbridge"));
   }
-  if (executable.image == nullptr) return AnswerText(op, absl::UnimplementedError("A reshard program has no text"));
+  if (executable.image == nullptr) {
+    return AnswerText(op, absl::UnimplementedError(absl::StrCat("A ", executable.name, " program has no text")));
+  }
   const uint64_t token = next_compile_++;
   programs_fetched_.emplace(token, std::move(op));
   host_->FetchOptimisedProgram(token, executable.image);
