@@ -13,6 +13,7 @@ only who needs its results. JAX in a function runs on this process's own CPU.
 """
 import atexit
 import collections
+import itertools
 import logging
 import queue
 import secrets
@@ -59,26 +60,66 @@ class Function:
         self.call = call          # of numpy arrays; gives a sequence of array-likes
         self.operands = operands  # (shape, dtype) of each
         self.results = results
-        self.operand_bytes = sum(_bytes(*spec) for spec in operands)
 
     def run(self, data):
         """Dense bytes to dense bytes."""
-        if len(data) != self.operand_bytes:
-            raise RuntimeError(f"the program passed {len(data)} bytes where {self.operand_bytes} are taken")
+        return self._run(data, self.operands)
+
+    def _run(self, data, operands):
+        taken = sum(_bytes(*spec) for spec in operands)
+        if len(data) != taken:
+            raise RuntimeError(f"the program passed {len(data)} bytes where {taken} are taken")
         args, at = [], 0
-        for shape, dtype in self.operands:
-            count = int(np.prod(shape, dtype=np.int64))
-            args.append(np.frombuffer(data, dtype, count, at).reshape(shape))
-            at += count * dtype.itemsize
-        return [np.ascontiguousarray(value) for value in self.values(args)]
+        for shape, dtype in operands:
+            size = _bytes(shape, dtype)
+            args.append(_from_dense(data[at:at + size], shape, dtype))
+            at += size
+        return [_dense(np.asarray(value)) for value in self.values(args)]
 
     def values(self, args):
         """Array-likes, the results."""
         return self.call(*args)
 
 
+class PartFunction(Function):
+    """Gets what one device has of its operands; their dimensions come first, 8 bytes each."""
+
+    def run(self, data):
+        head = 8 * sum(len(shape) for shape, _ in self.operands)
+        if len(data) < head:
+            raise RuntimeError(f"the program passed {len(data)} bytes where the dimensions alone take {head}")
+        dims = iter(np.frombuffer(data[:head], "<i8").tolist())
+        return self._run(data[head:], [(tuple(itertools.islice(dims, len(shape))), dtype) for shape, dtype in self.operands])
+
+
+# Of types with several values to a byte, the first of them in its lowest bits. In numpy's arrays each has a byte.
+_PACKED_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+
+
 def _bytes(shape, dtype):
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    count = int(np.prod(shape, dtype=np.int64))
+    return -(-count * _PACKED_BITS[dtype.name] // 8) if dtype.name in _PACKED_BITS else count * dtype.itemsize
+
+
+def _from_dense(data, shape, dtype):
+    count = int(np.prod(shape, dtype=np.int64))
+    if dtype.name not in _PACKED_BITS:
+        return np.frombuffer(data, dtype, count).reshape(shape)
+    bits = _PACKED_BITS[dtype.name]
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    values = np.frombuffer(data, np.uint8)[:, np.newaxis] >> places & (1 << bits) - 1
+    return values.astype(np.uint8).reshape(-1)[:count].view(dtype).reshape(shape)
+
+
+def _dense(value):
+    """The array's bytes as programs have them, as an array of bytes."""
+    if value.dtype.name not in _PACKED_BITS:
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    bits = _PACKED_BITS[value.dtype.name]
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    values = np.zeros((_bytes(value.shape, value.dtype), len(places)), np.uint8)
+    values.reshape(-1)[:value.size] = np.ascontiguousarray(value).reshape(-1).view(np.uint8) & (1 << bits) - 1
+    return np.bitwise_or.reduce(values << places, axis=1)
 
 
 class _Handle:
@@ -232,7 +273,7 @@ class Server:
             if function is None:
                 raise RuntimeError(f"this client has no callback number {number}")
             parts = function.run(operands)
-            return b"".join((_ANSWER_HEAD.pack(_RESULTS, call), *(part.reshape(-1).view(np.uint8) for part in parts)))
+            return b"".join((_ANSWER_HEAD.pack(_RESULTS, call), *parts))
         except BaseException as error:  # also SystemExit: whoever raises it hears of it where the program was called
             text = _text_of(error)
             return _ANSWER_HEAD.pack(_ERROR, call) + text.encode("utf-8", "replace")

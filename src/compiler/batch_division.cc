@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "hlo/divide_batch_calls.h"
 #include "hlo/module_facts.h"
+#include "pjrt/host_calls.h"
 
 namespace landbridge {
 namespace {
@@ -19,7 +20,8 @@ constexpr absl::string_view kModuleFile = ".before_spmd-partitioning.hlo.pb";
 
 bool MayDivideBatches(absl::string_view program, const NormalizedOptions& options) {
   return options.num_partitions > 1 && options.num_replicas == 1 &&
-         absl::StrContains(program, hlo::kBatchDimsAttribute);
+         (absl::StrContains(program, hlo::kBatchDimsAttribute) ||
+          absl::StrContains(program, pjrt::kPartitionedHostCallTarget));
 }
 
 void WriteModulesTo(const DumpFolder& folder, xla::CompileOptionsProto& options) {
@@ -33,7 +35,9 @@ absl::StatusOr<std::optional<DividedProgram>> DivideBatches(const DumpFolder& fo
                                                             const NormalizedOptions& options) {
   LB_ASSIGN_OR_RETURN(const std::string written, folder.ReadLast(kModuleFile));
   LB_ASSIGN_OR_RETURN(xla::HloModuleProto module, hlo::ParseModule(written));
-  if (hlo::DivideBatchCalls(module, options.num_partitions) == 0) return std::nullopt;
+  const int divided_calls = hlo::DivideBatchCalls(module, options.num_partitions) +
+                            hlo::DivideCallsByParts(module, options.num_partitions, pjrt::kPartitionedHostCallTarget);
+  if (divided_calls == 0) return std::nullopt;
   module.clear_schedule();
   module.clear_device_assignment();
   DividedProgram divided{"", options.proto};

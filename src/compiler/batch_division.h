@@ -1,4 +1,4 @@
-// Programs whose custom calls can be divided along a batch (hlo/divide_batch_calls.h): how their module is had between
+// Programs whose custom calls can be divided, along a batch or by the parts of their operands (hlo/divide_batch_calls.h): how their module is had between
 // the plugin's passes, and how the changed one is compiled.
 //
 // No plugin gives modules out half way, but XLA writes them to a folder when it is asked to. So such a program is compiled

@@ -174,13 +174,15 @@ class Child {
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileInParts(const std::string& program,
                                                                          NormalizedOptions& options, bool quick,
                                                                          const DumpFolder& folder) {
-    LB_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                        CompileAsItIs(program, options, /*quick=*/true, &folder));
+    // Refused, after the module was written, if the partitioner needs to be told where a call is made that every device is to
+    // make.
+    auto whole = CompileAsItIs(program, options, /*quick=*/true, &folder);
     auto divided = DivideBatches(folder, options);
+    if (!whole.ok() && !(divided.ok() && divided->has_value())) return whole.status();
     if (!divided.ok()) {
       LogWarning("custom calls are not divided along their batch: ", divided.status().message());
     } else if (divided->has_value()) {
-      executable.reset();
+      if (whole.ok()) whole->reset();
       xla::CompileOptionsProto proto = (*divided)->options;
       if (quick) MakeQuick(proto);
       auto parts = client_->Compile((*divided)->module, "hlo", proto.SerializeAsString());
@@ -190,7 +192,7 @@ class Child {
       }
       LogWarning("a program with custom calls divided along their batch was refused: ", parts.status().message());
     }
-    if (quick && executable != nullptr) return executable;
+    if (quick && (!whole.ok() || *whole != nullptr)) return whole;
     return CompileAsItIs(program, options, quick, nullptr);
   }
 

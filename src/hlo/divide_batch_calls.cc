@@ -16,13 +16,15 @@
 namespace landbridge::hlo {
 namespace {
 
-// A batch in parts: tile t (row-major over `tiles`) lies on devices[t * copies] ... devices[(t + 1) * copies - 1].
+// A batch in parts: tile t (row-major over `tiles`) lies on devices[t * n] ... devices[(t + 1) * n - 1], which are so many
+// copies of so many groups that a region around the call leaves to hands already, each with a batch of its own.
 struct BatchTiling {
   std::vector<int64_t> tiles;  // of each batch dimension
   std::vector<int64_t> devices;
   int64_t parts = 1;
+  int64_t groups = 1;
 
-  int64_t copies() const { return static_cast<int64_t>(devices.size()) / parts; }
+  int64_t copies() const { return static_cast<int64_t>(devices.size()) / (parts * groups); }
 };
 
 std::vector<xla::ShapeProto> LeavesOf(const xla::ShapeProto& shape) {
@@ -113,7 +115,8 @@ std::vector<int64_t> DevicesOf(const xla::OpSharding& sharding, int num_partitio
 // What a leaf's sharding says: nullopt when it is none that we understand.
 struct LeafSharding {
   bool replicated = true;
-  std::vector<int64_t> tiles;  // of every dimension, then of the copies
+  std::vector<int64_t> tiles;   // of every dimension, then of copies and groups
+  std::vector<bool> is_groups;  // of each of `tiles`: a region around the call leaves it to hands
   std::vector<int64_t> devices;
 };
 
@@ -121,15 +124,16 @@ std::optional<LeafSharding> ReadLeaf(const xla::OpSharding* sharding, size_t ran
   LeafSharding leaf;
   if (sharding == nullptr || sharding->type() == xla::OpSharding::REPLICATED) return leaf;
   if (sharding->type() != xla::OpSharding::OTHER || sharding->has_named_sharding()) return std::nullopt;
-  for (int type : sharding->last_tile_dims()) {
-    if (type != xla::OpSharding::REPLICATED) return std::nullopt;
-  }
   leaf.replicated = false;
+  leaf.is_groups.assign(rank, false);
+  for (int type : sharding->last_tile_dims()) {
+    if (type != xla::OpSharding::REPLICATED && type != xla::OpSharding::MANUAL) return std::nullopt;
+    leaf.is_groups.push_back(type == xla::OpSharding::MANUAL);
+  }
+  if (sharding->replicate_on_last_tile_dim()) leaf.is_groups.push_back(false);
   leaf.tiles.assign(sharding->tile_assignment_dimensions().begin(), sharding->tile_assignment_dimensions().end());
-  const size_t copies =
-      static_cast<size_t>(sharding->last_tile_dims_size()) + (sharding->replicate_on_last_tile_dim() ? 1 : 0);
   leaf.devices = DevicesOf(*sharding, num_partitions);
-  if (leaf.tiles.size() != rank + copies || leaf.devices.empty() ||
+  if (leaf.tiles.size() != leaf.is_groups.size() || leaf.devices.empty() ||
       BoundedProduct(leaf.tiles, num_partitions) != num_partitions) {
     return std::nullopt;
   }
@@ -141,15 +145,17 @@ BatchTiling TilingOf(const LeafSharding& leaf, const std::vector<int64_t>& batch
   BatchTiling tiling;
   tiling.tiles.assign(batch.size(), 1);
   if (leaf.replicated) return tiling;
-  std::vector<int> kept, others;
+  std::vector<int> kept, others, groups;
   for (size_t i = 0; i < leaf.tiles.size(); ++i) {
     const bool keep = i < batch.size() && batch[i] % leaf.tiles[i] == 0;
-    (keep ? kept : others).push_back(static_cast<int>(i));
+    (keep ? kept : leaf.is_groups[i] ? groups : others).push_back(static_cast<int>(i));
+    if (leaf.is_groups[i]) tiling.groups *= leaf.tiles[i];
     if (!keep) continue;
     tiling.tiles[i] = leaf.tiles[i];
     tiling.parts *= leaf.tiles[i];
   }
   kept.insert(kept.end(), others.begin(), others.end());
+  kept.insert(kept.end(), groups.begin(), groups.end());
   tiling.devices = Transposed(leaf.devices, leaf.tiles, kept);
   return tiling;
 }
@@ -162,19 +168,25 @@ xla::OpSharding Manual() {
 
 // The sharding of a value of `rank` dimensions whose batch lies as `tiling` says.
 xla::OpSharding ShardingFor(const BatchTiling& tiling, int rank) {
+  const bool divided = tiling.parts > 1 && static_cast<size_t>(rank) >= tiling.tiles.size();
+  const int64_t copies = tiling.copies() * (divided ? 1 : tiling.parts);
   xla::OpSharding sharding;
-  if (static_cast<size_t>(rank) < tiling.tiles.size()) {
+  if (!divided && tiling.groups == 1) {
     sharding.set_type(xla::OpSharding::REPLICATED);
     return sharding;
   }
   sharding.set_type(xla::OpSharding::OTHER);
   for (int i = 0; i < rank; ++i) {
     const auto dim = static_cast<size_t>(i);
-    sharding.add_tile_assignment_dimensions(dim < tiling.tiles.size() ? tiling.tiles[dim] : 1);
+    sharding.add_tile_assignment_dimensions(divided && dim < tiling.tiles.size() ? tiling.tiles[dim] : 1);
   }
-  if (tiling.copies() > 1) {
-    sharding.add_tile_assignment_dimensions(tiling.copies());
-    sharding.set_replicate_on_last_tile_dim(true);
+  if (copies > 1) sharding.add_tile_assignment_dimensions(copies);
+  if (tiling.groups > 1) {
+    if (copies > 1) sharding.add_last_tile_dims(xla::OpSharding::REPLICATED);
+    sharding.add_tile_assignment_dimensions(tiling.groups);
+    sharding.add_last_tile_dims(xla::OpSharding::MANUAL);
+  } else {
+    sharding.set_replicate_on_last_tile_dim(copies > 1);
   }
   for (int64_t device : tiling.devices) sharding.add_tile_assignment_devices(device);
   return sharding;
@@ -193,7 +205,9 @@ xla::ShapeProto PartOf(xla::ShapeProto shape, const BatchTiling& tiling) {
 // Rewrites the calls of one module in place.
 class Divider {
  public:
-  Divider(xla::HloModuleProto& module, int num_partitions) : module_(module), num_partitions_(num_partitions) {}
+  // Calls of `target` are divided by the parts of their operands; without one, calls of a batch along that.
+  Divider(xla::HloModuleProto& module, int num_partitions, absl::string_view target)
+      : module_(module), num_partitions_(num_partitions), target_(target) {}
 
   int Run() {
     for (const xla::HloComputationProto& computation : module_.computations()) {
@@ -208,10 +222,11 @@ class Divider {
   }
 
  private:
+  using Instructions = google::protobuf::RepeatedPtrField<xla::HloInstructionProto>;
+
   int Rewrite(xla::HloComputationProto& computation) {
     const auto& instructions = computation.instructions();
-    if (std::none_of(instructions.begin(), instructions.end(),
-                     [](const xla::HloInstructionProto& instruction) { return BatchDimsOf(instruction) > 0; })) {
+    if (std::none_of(instructions.begin(), instructions.end(), [this](const auto& call) { return IsMeant(call); })) {
       return 0;
     }
     by_id_.clear();
@@ -225,13 +240,12 @@ class Divider {
     const bool per_computation = largest_here > std::numeric_limits<uint32_t>::max();
     next_id_ = (per_computation ? largest_here : largest_id_) + 1;
 
-    google::protobuf::RepeatedPtrField<xla::HloInstructionProto> out;
+    Instructions out;
     out.Reserve(instructions.size());
     int divided = 0;
     for (const xla::HloInstructionProto& instruction : instructions) {
-      const std::optional<BatchTiling> tiling = TilingOfCall(instruction);
-      if (tiling.has_value()) {
-        Divide(instruction, *tiling, out);
+      if (IsMeant(instruction) &&
+          (target_.empty() ? TryDivide(instruction, out) : TryDivideByParts(instruction, out))) {
         ++divided;
       } else {
         *out.Add() = instruction;
@@ -241,6 +255,49 @@ class Divider {
     if (!per_computation) largest_id_ = next_id_ - 1;
     computation.mutable_instructions()->Swap(&out);
     return divided;
+  }
+
+  bool IsMeant(const xla::HloInstructionProto& instruction) const {
+    if (target_.empty()) return BatchDimsOf(instruction) > 0;
+    return instruction.opcode() == "custom-call" && instruction.custom_call_target() == target_;
+  }
+
+  bool TryDivide(const xla::HloInstructionProto& call, Instructions& out) {
+    const std::optional<BatchTiling> tiling = TilingOfCall(call);
+    if (tiling.has_value()) Divide(call, *tiling, out);
+    return tiling.has_value();
+  }
+
+  // Puts into `out` the call, of the operands' parts.
+  bool TryDivideByParts(const xla::HloInstructionProto& call, Instructions& out) {
+    if (call.shape().element_type() != xla::TUPLE || call.shape().tuple_shapes_size() > 0 ||
+        call.called_computation_ids_size() > 0 ||
+        (call.has_sharding() && call.sharding().type() == xla::OpSharding::MANUAL)) {
+      return false;
+    }
+    std::vector<BatchTiling> tilings;
+    for (int64_t id : call.operand_ids()) {
+      auto operand = by_id_.find(id);
+      if (operand == by_id_.end() || !IsStaticArray(operand->second->shape())) return false;
+      const xla::HloInstructionProto& value = *operand->second;
+      const std::vector<int64_t> dims(value.shape().dimensions().begin(), value.shape().dimensions().end());
+      const std::optional<LeafSharding> leaf =
+          ReadLeaf(value.has_sharding() ? &value.sharding() : nullptr, dims.size(), num_partitions_);
+      if (!leaf.has_value()) return false;
+      tilings.push_back(TilingOf(*leaf, dims));
+    }
+    xla::HloInstructionProto part = call;
+    for (int i = 0; i < call.operand_ids_size(); ++i) {
+      const BatchTiling& tiling = tilings[static_cast<size_t>(i)];
+      part.set_operand_ids(i, AddPart(out, call, call.operand_ids(i), tiling));
+      if (i < part.operand_shapes_with_layout_size()) {
+        xla::ShapeProto& shape = *part.mutable_operand_shapes_with_layout(i);
+        shape = PartOf(shape, tiling);
+      }
+    }
+    *part.mutable_sharding() = Manual();
+    *out.Add() = std::move(part);
+    return true;
   }
 
   // The largest division that a result or operand of the call already has; nullopt: the call stays.
@@ -256,6 +313,7 @@ class Divider {
     }
     std::vector<int64_t> batch;
     std::optional<BatchTiling> best;
+    int64_t groups = 0;  // none seen
     auto take = [&](const xla::ShapeProto& shape, const xla::OpSharding* sharding, bool needs_batch) {
       const auto rank = static_cast<size_t>(shape.dimensions_size());
       if (!IsStaticArray(shape)) return false;
@@ -266,6 +324,8 @@ class Divider {
       if (batch.empty()) batch = own;
       if (batch != own) return false;
       BatchTiling tiling = TilingOf(*leaf, batch);
+      if (groups == 0) groups = tiling.groups;
+      if (tiling.groups != groups) return false;  // inside and outside a region
       if (tiling.parts > (best.has_value() ? best->parts : 1)) best = std::move(tiling);
       return true;
     };
@@ -282,8 +342,6 @@ class Divider {
     }
     return best;
   }
-
-  using Instructions = google::protobuf::RepeatedPtrField<xla::HloInstructionProto>;
 
   xla::HloInstructionProto& Add(Instructions& out, absl::string_view opcode, absl::string_view base,
                                 const xla::ShapeProto& shape, int64_t operand, const xla::OpSharding& sharding) {
@@ -312,12 +370,7 @@ class Divider {
     part.set_id(next_id_++);
     part.set_name(NewName(call.name()));
     part.clear_operand_ids();
-    for (int64_t id : call.operand_ids()) {
-      const xla::ShapeProto& shape = by_id_.at(id)->shape();
-      const xla::OpSharding sharding = ShardingFor(tiling, shape.dimensions_size());
-      const int64_t placed = AddCall(out, "Sharding", call.name(), shape, id, sharding);
-      part.add_operand_ids(AddCall(out, "SPMDFullToShardShape", call.name(), PartOf(shape, tiling), placed, Manual()));
-    }
+    for (int64_t id : call.operand_ids()) part.add_operand_ids(AddPart(out, call, id, tiling));
     for (xla::ShapeProto& shape : *part.mutable_operand_shapes_with_layout()) shape = PartOf(shape, tiling);
     const int64_t part_id = part.id();
     if (call.shape().element_type() != xla::TUPLE) {
@@ -356,6 +409,14 @@ class Divider {
     return result;
   }
 
+  // What each device has of an operand of the call.
+  int64_t AddPart(Instructions& out, const xla::HloInstructionProto& call, int64_t operand, const BatchTiling& tiling) {
+    const xla::ShapeProto& shape = by_id_.at(operand)->shape();
+    const xla::OpSharding sharding = ShardingFor(tiling, shape.dimensions_size());
+    const int64_t placed = AddCall(out, "Sharding", call.name(), shape, operand, sharding);
+    return AddCall(out, "SPMDFullToShardShape", call.name(), PartOf(shape, tiling), placed, Manual());
+  }
+
   // The value of `shape` whose part on every device is `part`.
   int64_t AddWhole(Instructions& out, const xla::HloInstructionProto& call, const xla::ShapeProto& shape, int64_t part,
                    const BatchTiling& tiling) {
@@ -373,6 +434,7 @@ class Divider {
 
   xla::HloModuleProto& module_;
   const int num_partitions_;
+  const absl::string_view target_;
   absl::flat_hash_map<int64_t, const xla::HloInstructionProto*> by_id_;  // of the computation that is being rewritten
   absl::flat_hash_set<std::string> names_;
   int64_t largest_id_ = 0;  // of the module
@@ -384,7 +446,12 @@ class Divider {
 
 int DivideBatchCalls(xla::HloModuleProto& module, int num_partitions) {
   if (num_partitions < 2) return 0;
-  return Divider(module, num_partitions).Run();
+  return Divider(module, num_partitions, "").Run();
+}
+
+int DivideCallsByParts(xla::HloModuleProto& module, int num_partitions, absl::string_view target) {
+  if (num_partitions < 2) return 0;
+  return Divider(module, num_partitions, target).Run();
 }
 
 }  // namespace landbridge::hlo

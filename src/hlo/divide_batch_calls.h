@@ -21,8 +21,13 @@ inline constexpr absl::string_view kBatchDimsAttribute = "num_batch_dims";
 
 // Changes every such call of `module` whose operands or results are divided along their batch over some of the
 // `num_partitions` devices, and returns how many there were. Calls that cannot be divided so stay as they are, and
-// remain right: without batch dimensions in common, with side effects, already in a manual region, or with shardings
-// that we do not understand. Batch dimensions that do not divide evenly stay whole.
+// remain right: without batch dimensions in common, with side effects, in a region that is manual over all devices, or with
+// shardings that we do not understand. Batch dimensions that do not divide evenly stay whole.
 int DivideBatchCalls(xla::HloModuleProto& module, int num_partitions);
+
+// The same for calls of `target` that give nothing: each device is to call with the parts of the operands that it has. Changes
+// every such call and returns how many there were. Those with shardings that we do not understand stay, as above; so do
+// dimensions that do not divide evenly.
+int DivideCallsByParts(xla::HloModuleProto& module, int num_partitions, absl::string_view target);
 
 }  // namespace landbridge::hlo

@@ -221,6 +221,121 @@ TEST_F(DivideBatchCallsTest, OlderModulesHaveOneCountOfInstructions) {
   EXPECT_EQ(at(8).id(), 2);
 }
 
+// In a region that leaves two groups of devices to hands: each has a batch of its own, divided over its four devices.
+TEST_F(DivideBatchCallsTest, InARegionOfGroupsEachDividesItsBatch) {
+  auto in_groups = [](std::vector<int64_t> tiles, bool copies) {
+    xla::OpSharding sharding = Tiled(std::move(tiles), false);
+    if (copies) sharding.add_last_tile_dims(xla::OpSharding::REPLICATED);
+    sharding.add_last_tile_dims(xla::OpSharding::MANUAL);
+    return sharding;
+  };
+  *parameter().mutable_sharding() = in_groups({4, 1, 1, 2}, false);
+  *call().mutable_sharding()->mutable_tuple_shardings(0) = in_groups({4, 1, 1, 2}, false);
+  *call().mutable_sharding()->mutable_tuple_shardings(1) = in_groups({2, 2, 2}, true);
+  ASSERT_EQ(DivideBatchCalls(module_, kPartitions), 1);
+  EXPECT_EQ(at(1).custom_call_target(), "Sharding");
+  EXPECT_THAT(at(1).sharding().tile_assignment_dimensions(), ElementsAre(4, 1, 1, 2));
+  EXPECT_THAT(at(1).sharding().last_tile_dims(), ElementsAre(xla::OpSharding::MANUAL));
+  EXPECT_THAT(at(1).sharding().tile_assignment_devices(), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_EQ(at(2).custom_call_target(), "SPMDFullToShardShape");
+  EXPECT_EQ(at(2).sharding().type(), xla::OpSharding::MANUAL);
+  EXPECT_THAT(at(2).shape().dimensions(), ElementsAre(2, 6, 4));
+  EXPECT_THAT(at(3).shape().tuple_shapes(1).dimensions(), ElementsAre(2));
+  EXPECT_EQ(at(7).custom_call_target(), "SPMDShardToFullShape");
+  EXPECT_THAT(at(7).sharding().tile_assignment_dimensions(), ElementsAre(4, 2));
+  EXPECT_THAT(at(7).sharding().last_tile_dims(), ElementsAre(xla::OpSharding::MANUAL));
+}
+
+TEST_F(DivideBatchCallsTest, InARegionOfGroupsCopiesStayBesideThem) {
+  xla::OpSharding sharding = Tiled({2, 1, 1, 2, 2}, false);
+  sharding.add_last_tile_dims(xla::OpSharding::MANUAL);
+  sharding.add_last_tile_dims(xla::OpSharding::REPLICATED);
+  *parameter().mutable_sharding() = sharding;
+  call().clear_sharding();
+  ExpectUntouched();  // results of a call without a sharding are outside of any region
+  *call().mutable_shape() = parameter().shape();
+  *call().mutable_sharding() = sharding;
+  ASSERT_EQ(DivideBatchCalls(module_, kPartitions), 1);
+  // Devices of one tile: two copies of two groups; they are told apart by the last dimension now.
+  EXPECT_THAT(at(1).sharding().tile_assignment_dimensions(), ElementsAre(2, 1, 1, 2, 2));
+  EXPECT_THAT(at(1).sharding().last_tile_dims(), ElementsAre(xla::OpSharding::REPLICATED, xla::OpSharding::MANUAL));
+  EXPECT_THAT(at(1).sharding().tile_assignment_devices(), ElementsAre(0, 2, 1, 3, 4, 6, 5, 7));
+  EXPECT_THAT(at(2).shape().dimensions(), ElementsAre(4, 6, 4));
+}
+
+// A call that gives nothing, of the parameter and another value.
+class DivideCallsByPartsTest : public DivideBatchCallsTest {
+ protected:
+  DivideCallsByPartsTest() {
+    *parameter().mutable_sharding() = Tiled({4, 2, 1}, false);
+    const int64_t first = parameter().id();
+    module_.mutable_computations(0)->mutable_instructions()->RemoveLast();
+    xla::HloInstructionProto& other = Add("parameter", {8});
+    *other.mutable_sharding() = Tiled({2, 4}, true);
+    const int64_t second = other.id();
+    xla::HloInstructionProto& made = Add("custom-call", {});
+    made.set_custom_call_target("tell");
+    made.set_custom_call_has_side_effect(true);
+    made.add_operand_ids(first);
+    made.add_operand_ids(second);
+    made.mutable_shape()->Clear();
+    made.mutable_shape()->set_element_type(xla::TUPLE);
+    *made.add_operand_shapes_with_layout() = at(0).shape();
+    *made.add_operand_shapes_with_layout() = at(1).shape();
+  }
+  xla::HloInstructionProto& tell() { return *module_.mutable_computations(0)->mutable_instructions(2); }
+  xla::HloInstructionProto& second() { return *module_.mutable_computations(0)->mutable_instructions(1); }
+  void ExpectStays() {
+    const std::string before = module_.SerializeAsString();
+    EXPECT_EQ(DivideCallsByParts(module_, kPartitions, "tell"), 0);
+    EXPECT_EQ(module_.SerializeAsString(), before);
+  }
+};
+
+TEST_F(DivideCallsByPartsTest, EachDeviceCallsWithWhatItHas) {
+  const xla::HloInstructionProto original = tell();
+  ASSERT_EQ(DivideCallsByParts(module_, kPartitions, "tell"), 1);
+  ASSERT_EQ(module_.computations(0).instructions_size(), 7);
+  EXPECT_EQ(at(2).custom_call_target(), "Sharding");
+  EXPECT_THAT(at(2).sharding().tile_assignment_dimensions(), ElementsAre(4, 2, 1));
+  EXPECT_EQ(at(3).custom_call_target(), "SPMDFullToShardShape");
+  EXPECT_THAT(at(3).shape().dimensions(), ElementsAre(2, 3, 4));
+  EXPECT_THAT(at(4).sharding().tile_assignment_dimensions(), ElementsAre(2, 4));
+  EXPECT_TRUE(at(4).sharding().replicate_on_last_tile_dim());
+  EXPECT_THAT(at(5).shape().dimensions(), ElementsAre(4));
+  EXPECT_EQ(at(6).id(), original.id());
+  EXPECT_EQ(at(6).custom_call_target(), "tell");
+  EXPECT_TRUE(at(6).custom_call_has_side_effect());
+  EXPECT_EQ(at(6).sharding().type(), xla::OpSharding::MANUAL);
+  EXPECT_THAT(at(6).operand_ids(), ElementsAre(at(3).id(), at(5).id()));
+  EXPECT_THAT(at(6).operand_shapes_with_layout(0).dimensions(), ElementsAre(2, 3, 4));
+  EXPECT_THAT(at(6).operand_shapes_with_layout(1).dimensions(), ElementsAre(4));
+}
+
+TEST_F(DivideCallsByPartsTest, CopiesAndUnevenDimensionsAreWholeEverywhere) {
+  *parameter().mutable_sharding() = Tiled({1, 4, 2}, false);  // 6 rows are no multiple of 4
+  second().clear_sharding();
+  ASSERT_EQ(DivideCallsByParts(module_, kPartitions, "tell"), 1);
+  EXPECT_THAT(at(2).sharding().tile_assignment_dimensions(), ElementsAre(1, 1, 2, 4));
+  EXPECT_THAT(at(3).shape().dimensions(), ElementsAre(8, 6, 2));
+  EXPECT_EQ(at(4).sharding().type(), xla::OpSharding::REPLICATED);
+  EXPECT_THAT(at(5).shape().dimensions(), ElementsAre(8));
+}
+
+TEST_F(DivideCallsByPartsTest, OthersStay) {
+  EXPECT_EQ(DivideCallsByParts(module_, kPartitions, "other"), 0);
+  EXPECT_EQ(DivideCallsByParts(module_, 1, "tell"), 0);
+  tell().mutable_sharding()->set_type(xla::OpSharding::MANUAL);
+  ExpectStays();
+  tell().clear_sharding();
+  second().mutable_sharding()->Clear();
+  second().mutable_sharding()->set_type(xla::OpSharding::MAXIMAL);
+  ExpectStays();
+  second().clear_sharding();
+  SetShape(*tell().mutable_shape()->add_tuple_shapes(), {8}, {0});  // nobody could put the results together
+  ExpectStays();
+}
+
 TEST_F(DivideBatchCallsTest, ReplicatedCallsStay) {
   *call().mutable_sharding()->mutable_tuple_shardings(0) = Tiled({1, 4, 1, 2}, true);
   *call().mutable_sharding()->mutable_tuple_shardings(1) = xla::OpSharding();

@@ -30,7 +30,8 @@ HostCallDirectory& HostCallLaunches() {
 }
 
 // Reads the frame into `call` and finds who serves its launch.
-absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> ReadHostCall(FfiCall& frame, HostCall& call) {
+absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> ReadHostCall(FfiCall& frame, bool by_parts,
+                                                                               HostCall& call) {
   LB_ASSIGN_OR_RETURN(const int64_t run_id, frame.RunId());
   LB_ASSIGN_OR_RETURN(call.device, frame.DeviceOrdinal());
   LB_ASSIGN_OR_RETURN(const int64_t function, frame.IntAttribute(kHostCallFunctionAttribute));
@@ -38,7 +39,12 @@ absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> ReadHostCall(F
   for (int64_t i = 0; i < frame.num_operands(); ++i) {
     LB_ASSIGN_OR_RETURN(const FfiBuffer buffer, frame.Operand(i));
     call.operands.emplace_back(static_cast<const std::byte*>(buffer.data), static_cast<size_t>(buffer.bytes));
+    if (by_parts) call.dims.insert(call.dims.end(), buffer.dims.begin(), buffer.dims.end());
   }
+  if (by_parts)
+    call.operands.insert(
+        call.operands.begin(),
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(call.dims.data()), call.dims.size() * sizeof(int64_t)));
   for (int64_t i = 0; i < frame.num_results(); ++i) {
     LB_ASSIGN_OR_RETURN(const FfiBuffer buffer, frame.Result(i));
     call.results.emplace_back(static_cast<std::byte*>(buffer.data), static_cast<size_t>(buffer.bytes));
@@ -53,11 +59,12 @@ absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> ReadHostCall(F
   return found->second;
 }
 
+template <bool kByParts>
 XLA_FFI_Error* HandleHostCall(XLA_FFI_CallFrame* raw) {
   if (FfiCall::AnswerMetadata(raw)) return nullptr;
   FfiCall frame(raw);
   HostCall call;
-  absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> sink = ReadHostCall(frame, call);
+  absl::StatusOr<std::shared_ptr<const HostCallRegistration::Sink>> sink = ReadHostCall(frame, kByParts, call);
   if (!sink.ok()) return frame.Fail(sink.status());
   absl::StatusOr<FfiCompletion> completion = frame.Defer();
   if (!completion.ok()) return frame.Fail(completion.status());
@@ -79,7 +86,9 @@ int64_t HostCall::result_bytes() const { return BytesOf(results); }
 
 absl::Status RegisterHostCalls(Plugin& plugin) {
   for (const char* target : kHostCallTargets) {
-    LB_RETURN_IF_ERROR(plugin.RegisterFfiHandler(target, reinterpret_cast<void*>(&HandleHostCall)));
+    const bool by_parts = absl::string_view(target) == kPartitionedHostCallTarget;
+    auto* handler = by_parts ? &HandleHostCall<true> : &HandleHostCall<false>;
+    LB_RETURN_IF_ERROR(plugin.RegisterFfiHandler(target, reinterpret_cast<void*>(handler)));
   }
   return absl::OkStatus();
 }

@@ -18,10 +18,12 @@ class Client;
 class Plugin;
 
 // XLA's own names, which the plugin leaves free: under another one than the first, its partitioner would run such a call on
-// every device. The second is of jax.experimental.buffer_callback.
+// every device. The second is of jax.experimental.buffer_callback. Of the third, every device calls with the parts that it has:
+// which shapes they have is not known where the function lives, so their dimensions, 8 bytes each, are its first operand.
 inline constexpr char kHostCallTarget[] = "xla_ffi_python_cpu_callback";
 inline constexpr char kBufferHostCallTarget[] = "xla_buffer_python_cpu_callback";
-inline constexpr const char* kHostCallTargets[] = {kHostCallTarget, kBufferHostCallTarget};
+inline constexpr char kPartitionedHostCallTarget[] = "xla_ffi_partitioned_python_cpu_callback";
+inline constexpr const char* kHostCallTargets[] = {kHostCallTarget, kBufferHostCallTarget, kPartitionedHostCallTarget};
 bool IsHostCall(absl::string_view target);
 inline constexpr char kHostCallFunctionAttribute[] = "index";
 
@@ -31,6 +33,7 @@ struct HostCall {
   // Valid until completion. Tokens have no bytes.
   std::vector<absl::Span<const std::byte>> operands;
   std::vector<absl::Span<std::byte>> results;
+  std::vector<int64_t> dims;  // of a call by parts: what its first operand consists of
   FfiCompletion completion;
 
   int64_t operand_bytes() const;

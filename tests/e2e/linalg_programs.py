@@ -188,7 +188,7 @@ def divided():
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("y", "x"))
     part = jax.shard_map(jnp.linalg.cholesky, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
     batch = jax.device_put(definite(np.float32, 8, 4, 4), NamedSharding(mesh, P(("x", "y"))))
-    yield "within_shard_map", jax.jit(part), (batch,)  # gathered over the axis that is not manual
+    yield "within_shard_map", jax.jit(part), (batch,), exchanges
 
 
 def ways_to_divide():

@@ -50,6 +50,13 @@ PROGRAM = """
     for dtype in ("bool", "int8", "uint16", "int32", "bfloat16", "float16", "complex64", "float8_e4m3fn"):
         v = (np.arange(6) % 2).astype(jnp.dtype(dtype))
         note(f"dtype {dtype}", lambda: jax.jit(lambda a: call(lambda b: b, a))(v))
+    for dtype in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):  # several to a byte, also a byte in part
+        v = (np.arange(7) % 4 - 2 * (dtype[0] == "i")).astype(np.float32).astype(jnp.dtype(dtype))
+        def turned(*args):
+            assert all(a.dtype == v.dtype for a in args)
+            return tuple(np.asarray(a)[::-1] for a in args)
+        shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (v, v[:4]))
+        note(f"dtype {dtype}", lambda: list(jax.jit(lambda a, b: jax.pure_callback(turned, shapes, a, b))(v, v[:4])))
     note("transposed", lambda: jax.jit(lambda v: call(lambda a: np.cumsum(a, axis=1), v.T))(x))
     note("large", lambda: jax.jit(lambda v: call(lambda a: a[::-1] + 1, v).sum())(jnp.arange(1 << 18, dtype=jnp.int32)))
     note("chained", lambda: jax.jit(lambda v: call(lambda a: a * 2, call(lambda a: a + 1, v)))(x))
@@ -164,6 +171,33 @@ PROGRAM = """
     jax.jit(lambda v: jax.debug.callback(remember, v.sum()))(sharded)
     jax.effects_barrier()
     seen["debug of sharded"] = log[:]
+
+    # Each device with what it has.
+    parts = []
+    def of_part(*args):
+        assert all(np.asarray(a).dtype == np.float32 for a in args)
+        parts.append([np.asarray(a).tolist() for a in args])
+    def in_parts(*args):
+        jax.debug.callback(of_part, *args, partitioned=True)
+        return args[0] + 1
+    def parts_of(name, f, *args):
+        jax.jit(f)(*args)
+        jax.effects_barrier()
+        seen["parts of " + name] = sorted(parts)
+        parts.clear()
+    both = Mesh(np.array(D).reshape(4, 2), ("a", "b"))
+    matrix = np.arange(32, dtype=np.float32).reshape(8, 4)
+    put = lambda spec, m=both: jax.device_put(matrix, NamedSharding(m, spec))
+    parts_of("one device", in_parts, x)
+    parts_of("rows", in_parts, sharded)
+    parts_of("rows over all", in_parts, wide)
+    parts_of("two axes", in_parts, put(P("a", "b")))
+    parts_of("several", in_parts, put(P("a")), put(P(None, "b")), put(P()), put(P(("b", "a"))))
+    parts_of("what is computed", lambda v: in_parts(v * 2, v.sum()), put(P("a", "b")))
+    parts_of("vmap", jax.vmap(in_parts, in_axes=(0, 1)), put(P("a", "b"))[:4], put(P(None, "b")))
+    parts_of("scan", lambda v: jax.lax.scan(lambda c, e: (in_parts(c), e), v, jnp.arange(2.0)), put(P("a", "b")))
+    parts_of("shard_map", jax.shard_map(in_parts, mesh=both, in_specs=P("a", "b"), out_specs=P("a", "b")), put(P("a", "b")))
+
     jax.jit(lambda v: jax.debug.print("printed {v} {w}", v=v, w=v * 2, ordered=True))(jnp.arange(3))
     jax.jit(lambda v: jax.debug.print("in a loop {v}", v=v))(jnp.arange(2))
     jax.effects_barrier()

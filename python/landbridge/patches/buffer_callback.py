@@ -107,8 +107,8 @@ def install():
                     raise ValueError("buffer_callback callback must not return any values.")
 
         number, handle = server.register(Function(
-            call, [python_callbacks.spec(aval, "an operand") for aval in ctx.avals_in],
-            [python_callbacks.spec(aval, "a result") for aval in ctx.avals_out], dict(input_output_aliases)))
+            call, [python_callbacks.spec(aval) for aval in ctx.avals_in],
+            [python_callbacks.spec(aval) for aval in ctx.avals_out], dict(input_output_aliases)))
         ctx.module_context.add_keepalive(handle)
         rule = ffi.ffi_lowering(_TARGET, has_side_effect=has_side_effect, operand_output_aliases=dict(input_output_aliases))
         return rule(ctx, *args, index=np.uint64(number))

@@ -19,6 +19,7 @@ NAME = "callbacks"
 _PARAMETERS = ["ctx", "callback", "token", "operands", "operand_avals", "result_avals", "has_side_effect", "returns_token",
                "partitioned", "sharding"]
 _TARGET = "xla_ffi_python_cpu_callback"  # XLA's own name: its partitioner keeps such calls on one device
+_TARGET_OF_PARTS = "xla_ffi_partitioned_python_cpu_callback"  # every device calls, with what it has of the operands
 _ADVICE = ("a callback cannot use arrays or devices of the cluster: the program that calls it may be what they wait for. "
            "Pass what it needs as arguments; they arrive as arrays of this process's CPU")
 
@@ -46,14 +47,10 @@ def check():
     return questions.check()
 
 
-def spec(aval, what):
+def spec(aval):
     from jax._src import core
     aval = core.physical_aval(aval)
-    dtype = np.dtype(aval.dtype)
-    if dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):
-        raise NotImplementedError(f"{what} of a callback has dtype {dtype.name}, of less than a byte; cast it to int8 or "
-                                  "float32 before")
-    return tuple(aval.shape), dtype
+    return tuple(aval.shape), np.dtype(aval.dtype)
 
 
 def install():
@@ -69,7 +66,8 @@ def install():
                          returns_token=returns_token, partitioned=partitioned, sharding=sharding)
         if partitioned and result_avals:
             raise ValueError("Partitioned callback not supported with return values.")
-        return _emit(server, ctx, callback, token, operands, operand_avals, result_avals, has_side_effect, sharding)
+        return _emit(server, ctx, callback, token, operands, operand_avals, result_avals, has_side_effect,
+                     partitioned, sharding)
 
     callback.emit_python_callback = emit_python_callback
     from jax._src.interpreters import mlir
@@ -78,7 +76,7 @@ def install():
     _guard_the_cluster()
 
 
-def _emit(server, ctx, callback, token, operands, operand_avals, result_avals, has_side_effect, sharding):
+def _emit(server, ctx, callback, token, operands, operand_avals, result_avals, has_side_effect, partitioned, sharding):
     from jax._src import core, dtypes, ffi
     from jax._src.interpreters import mlir
 
@@ -104,15 +102,16 @@ def _emit(server, ctx, callback, token, operands, operand_avals, result_avals, h
                                    f"Actual: {value.dtype}")
         return values
 
-    number, handle = server.register(callbacks.Function(
-        checked, [spec(aval, "an operand") for aval in operand_avals], [spec(aval, "a result") for aval in result_avals]))
+    kind, target = (callbacks.PartFunction, _TARGET_OF_PARTS) if partitioned else (callbacks.Function, _TARGET)
+    number, handle = server.register(kind(
+        checked, [spec(aval) for aval in operand_avals], [spec(aval) for aval in result_avals]))
     ctx.module_context.add_keepalive(handle)
     if token:
         operands = [token, *operands]
         sharding = _with_token(ctx, sharding)
         ctx = dataclasses.replace(ctx, avals_in=[core.abstract_token, *ctx.avals_in],
                                   avals_out=[core.abstract_token, *ctx.avals_out])
-    result = ffi.build_ffi_lowering_function(_TARGET, has_side_effect=has_side_effect)(
+    result = ffi.build_ffi_lowering_function(target, has_side_effect=has_side_effect)(
         ctx, *operands, index=np.uint64(number))
     if sharding is not None:
         if len(inspect.signature(mlir.set_sharding).parameters) == 3:
