@@ -47,37 +47,30 @@ void GroupCall::Start() {
 // --- Tasks.
 
 void GroupCall::End(const absl::Status& status) {
-  if (!status.ok()) {
-    bool first = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      first = status_.ok();
-      if (first) status_ = status;
-    }
-    if (first) run_->Fail(status);
-  }
-  if (tasks_.fetch_sub(1, std::memory_order_acq_rel) == 1) Complete();
+  if (!status.ok() && tasks_.Note(status)) run_->Fail(status);
+  if (tasks_.End()) Complete();
 }
 
 void GroupCall::Complete() {
-  absl::Status status;
-  {
-    absl::MutexLock lock(&mutex_);
-    status = status_;
-  }
-  if (!status.ok() || !copy_to_others_ || members_.size() == 1) {
-    for (Member& member : members_) run_->Finish(std::move(member.call.done), status);
-    return;
-  }
-  run_->Execute([self = shared_from_this()] {
-    for (size_t m = 1; m < self->members_.size(); ++m) {
-      for (size_t i = 0; i < self->step_.results.size(); ++i) {
-        std::memcpy(self->members_[m].call.results[i], self->members_[0].call.results[i],
-                    static_cast<size_t>(self->step_.results[i].bytes));
-      }
+  const absl::Status status = tasks_.status();
+  auto finish = [self = shared_from_this(), status] {
+    if (status.ok() && self->copy_to_others_) self->CopyToOtherMembers();
+    for (Member& member : self->members_) self->run_->Finish(std::move(member.call.done), status);
+  };
+  int64_t copied = 0;
+  for (const CollectiveTensor& result : step_.results) copied += result.bytes;
+  copied *= static_cast<int64_t>(members_.size()) - 1;
+  if (!status.ok() || !copy_to_others_ || copied <= kInlineBytesMax) return finish();
+  run_->Execute(std::move(finish));
+}
+
+void GroupCall::CopyToOtherMembers() {
+  for (size_t m = 1; m < members_.size(); ++m) {
+    for (size_t i = 0; i < step_.results.size(); ++i) {
+      std::memcpy(members_[m].call.results[i], members_[0].call.results[i],
+                  static_cast<size_t>(step_.results[i].bytes));
     }
-    for (Member& member : self->members_) self->run_->Finish(std::move(member.call.done), absl::OkStatus());
-  });
+  }
 }
 
 void GroupCall::Run(absl::AnyInvocable<void()> work) {
@@ -112,6 +105,44 @@ void GroupCall::Take(int rank, const CollectiveKey& key, int64_t offset, std::by
   };
   if (bytes == 0) return done(absl::OkStatus());
   run_->Pull(Device(rank), key, offset, into, bytes, std::move(done));
+}
+
+const std::byte* GroupCall::Partials::Find(int first, int count) const {
+  for (size_t t = 0; t < subtrees.size(); ++t) {
+    if (subtrees[t].first == first && subtrees[t].count == count && values[t] != nullptr) return values[t]->data();
+  }
+  return nullptr;
+}
+
+void GroupCall::TakePartials(const std::shared_ptr<Partials>& partials, absl::Span<const int> ranks, int operand,
+                             int64_t offset, int64_t bytes, absl::AnyInvocable<void(const absl::Status&)> then) {
+  struct Taking {
+    Countdown left{1};  // one for us
+    absl::AnyInvocable<void(const absl::Status&)> then;
+  };
+  auto taking = std::make_shared<Taking>();
+  taking->then = std::move(then);
+  auto come = [taking](const absl::Status& status) {
+    if (!status.ok()) taking->left.Note(status);
+    if (taking->left.End()) taking->then(taking->left.status());
+  };
+  Begin();  // until all pulls are posted
+  for (size_t t = 0; t < partials->subtrees.size(); ++t) {
+    const Subtree& subtree = partials->subtrees[t];
+    if (subtree.worker == layout_.self) continue;
+    partials->values[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
+    if (bytes == 0) continue;
+    taking->left.Add();
+    Begin();
+    const int rank = ranks.empty() ? subtree.first : ranks[static_cast<size_t>(subtree.first)];
+    run_->Pull(Device(rank), Key(kValues, rank, operand), offset, partials->values[t]->data(), bytes,
+               [self = shared_from_this(), come](const absl::Status& status) {
+                 come(status);
+                 self->End(status);
+               });
+  }
+  come(absl::OkStatus());
+  End(absl::OkStatus());
 }
 
 void GroupCall::OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing) {
@@ -180,21 +211,12 @@ void GroupCall::ReduceLocally() {
 void GroupCall::ExchangeEagerly() {
   int64_t bytes = 0;
   for (const CollectiveTensor& tensor : step_.operands) bytes += Aligned(tensor.bytes);
-  auto partials = std::make_shared<Partials>(layout_.subtrees.size());
-  auto missing = std::make_shared<std::atomic<size_t>>(1);
-  auto arrived = [this, partials, missing] {
-    if (missing->fetch_sub(1, std::memory_order_acq_rel) == 1) Run([this, partials] { ReduceEagerly(*partials); });
-  };
+  auto partials = std::make_shared<Partials>(layout_.subtrees);
   for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
     const Subtree& subtree = layout_.subtrees[t];
+    if (subtree.worker != layout_.self) continue;
     auto values = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
-    (*partials)[t] = values;
-    const CollectiveKey key = Key(kValues, subtree.first, 0);
-    if (subtree.worker != layout_.self) {
-      missing->fetch_add(1, std::memory_order_relaxed);
-      Take(subtree.first, key, 0, values->data(), bytes, arrived);
-      continue;
-    }
+    partials->values[t] = values;
     int64_t offset = 0;
     for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
       const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
@@ -202,11 +224,17 @@ void GroupCall::ExchangeEagerly() {
                     [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) : nullptr; });
       offset += Aligned(tensor.bytes);
     }
-    if (bytes > 0) {
-      run_->Publish(key, std::make_shared<OutgoingMemory>(values->data(), bytes, bytes * OtherWorkers(), values), {});
-    }
+    if (bytes == 0) continue;
+    run_->Publish(Key(kValues, subtree.first, 0),
+                  std::make_shared<OutgoingMemory>(values->data(), bytes, bytes * OtherWorkers(), values), {});
   }
-  arrived();
+  const bool at_once = bytes * static_cast<int64_t>(layout_.subtrees.size()) <= kInlineBytesMax;
+  TakePartials(partials, {}, 0, 0, bytes, [this, partials, at_once](const absl::Status& status) {
+    if (!status.ok()) return;
+    // Where the last of them came in: another thread would have to wake up for less work than that takes.
+    if (at_once) return ReduceEagerly(*partials);
+    Run([this, partials] { ReduceEagerly(*partials); });
+  });
 }
 
 void GroupCall::ReduceEagerly(const Partials& partials) {
@@ -217,11 +245,8 @@ void GroupCall::ReduceEagerly(const Partials& partials) {
       const int64_t from = offset + BytesOfElements(tensor.dtype, range.begin);
       ReduceTree(layout_.size(), tensor.dtype, step_.reduction, range.size(), out,
                  [&](int first, int ranks) -> const std::byte* {
-                   for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
-                     const Subtree& subtree = layout_.subtrees[t];
-                     if (subtree.first == first && subtree.count == ranks) return partials[t]->data() + from;
-                   }
-                   return nullptr;
+                   const std::byte* values = partials.Find(first, ranks);
+                   return values == nullptr ? nullptr : values + from;
                  });
     };
     if (step_.kind == CollectiveOp::ALL_REDUCE) {
@@ -262,7 +287,6 @@ void GroupCall::OfferPartials(int operand) {
   }
 }
 
-// `ranks`: of the subtree's positions; empty: they are ranks. `rank`: of the first.
 void GroupCall::OfferSubtree(const Subtree& subtree, int rank, absl::Span<const int> ranks, int operand,
                              int64_t expected) {
   const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(operand)];
@@ -306,22 +330,12 @@ void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
   const int64_t begin = pipeline->part.begin + index * pipeline->piece_elements;
   const ElementRange piece{begin, std::min(begin + pipeline->piece_elements, pipeline->part.end)};
   if (layout_.hierarchical()) return NextPieceOverSlices(pipeline, piece);
-  auto partials = std::make_shared<Partials>(layout_.subtrees.size());
-  auto missing = std::make_shared<std::atomic<size_t>>(1);
-  auto arrived = [this, pipeline, piece, partials, missing] {
-    if (missing->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    Run([this, pipeline, piece, partials] { ReducePiece(pipeline, piece, *partials); });
-  };
-  const int64_t bytes = BytesOf(tensor.dtype, piece);
-  for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
-    const Subtree& subtree = layout_.subtrees[t];
-    if (subtree.worker == layout_.self) continue;
-    (*partials)[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
-    missing->fetch_add(1, std::memory_order_relaxed);
-    Take(subtree.first, Key(kValues, subtree.first, pipeline->operand), BytesOfElements(tensor.dtype, begin),
-         (*partials)[t]->data(), bytes, arrived);
-  }
-  arrived();
+  auto partials = std::make_shared<Partials>(layout_.subtrees);
+  TakePartials(partials, {}, pipeline->operand, BytesOfElements(tensor.dtype, begin), BytesOf(tensor.dtype, piece),
+               [this, pipeline, piece, partials](const absl::Status& status) {
+                 if (!status.ok()) return;
+                 Run([this, pipeline, piece, partials] { ReducePiece(pipeline, piece, *partials); });
+               });
 }
 
 void GroupCall::ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials) {
@@ -332,12 +346,7 @@ void GroupCall::ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRa
                if (ranks == 1 && IsLocal(first)) {
                  return OperandOf(first, pipeline->operand) + BytesOfElements(tensor.dtype, piece.begin);
                }
-               for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
-                 const Subtree& subtree = layout_.subtrees[t];
-                 if (subtree.first == first && subtree.count == ranks && partials[t] != nullptr)
-                   return partials[t]->data();
-               }
-               return nullptr;
+               return partials.Find(first, ranks);
              });
   PieceReduced(pipeline);
 }

@@ -39,6 +39,31 @@ class RunContext {
   virtual void Fail(const absl::Status& why) = 0;
 };
 
+// Things that have to end, and the first error among them. Thread-safety: all members from any thread.
+class Countdown {
+ public:
+  explicit Countdown(int64_t count) : left_(count) {}
+  void Add() { left_.fetch_add(1, std::memory_order_relaxed); }
+  // True: it is the first error.
+  bool Note(const absl::Status& error) {
+    absl::MutexLock lock(&mutex_);
+    const bool first = status_.ok();
+    status_.Update(error);
+    return first;
+  }
+  // True: that was the last.
+  bool End() { return left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  absl::Status status() const {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+ private:
+  std::atomic<int64_t> left_;
+  mutable absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
 // A call is made of tasks: pulls, reductions, copies, and sends that peers have yet to take. It is over when the last
 // of them is; the first that fails fails the run, which ends all others soon.
 //
@@ -66,7 +91,15 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
     const std::byte* from = nullptr;  // null: zeros
     int64_t bytes = 0;
   };
-  using Partials = std::vector<std::shared_ptr<std::vector<std::byte>>>;  // by index into layout_.subtrees
+  using Values = std::shared_ptr<std::vector<std::byte>>;
+  // What subtrees bring to a reduction.
+  struct Partials {
+    explicit Partials(const std::vector<Subtree>& of) : subtrees(of), values(of.size()) {}
+    // Null: no such subtree, or it is ours.
+    const std::byte* Find(int first, int count) const;
+    const std::vector<Subtree>& subtrees;
+    std::vector<Values> values;  // by index into `subtrees`
+  };
   // One part of an operand that we reduce, piece by piece.
   struct Pipeline {
     int operand = 0;
@@ -87,17 +120,22 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   static int64_t BytesOf(DType dtype, const ElementRange& range) { return BytesOfElements(dtype, range.size()); }
 
   // Tasks. `done` of each is called once.
-  void Begin(int count = 1) { tasks_.fetch_add(count, std::memory_order_relaxed); }
+  void Begin() { tasks_.Add(); }
   void End(const absl::Status& status);
   void Run(absl::AnyInvocable<void()> work);  // a task on the executor
   void CopyLater(std::vector<LocalCopy> copies);
   // Pulls from the worker of `rank`; `then` (may be empty) runs on the data plane's thread if all went well.
   void Take(int rank, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
             absl::AnyInvocable<void()> then = {});
+  // Takes the bytes [offset, offset + bytes) of an operand's sums over those of the subtrees that other workers have. `then`:
+  // when all have come, with the first error, on any thread. `ranks`: see OfferSubtree.
+  void TakePartials(const std::shared_ptr<Partials>& partials, absl::Span<const int> ranks, int operand, int64_t offset,
+                    int64_t bytes, absl::AnyInvocable<void(const absl::Status&)> then);
   // Memory of the program's, which is ours until peers have taken `expected` bytes; or, of small calls, a copy of it.
   void OfferMemory(const CollectiveKey& key, const std::byte* data, int64_t bytes, int64_t expected);
   void OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing);
   void Complete();
+  void CopyToOtherMembers();
 
   void StartReduction();
   void ReduceLocally();
@@ -110,6 +148,7 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   void NextPiece(const std::shared_ptr<Pipeline>& pipeline);
   void ReducePiece(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece, const Partials& partials);
   void PieceReduced(const std::shared_ptr<Pipeline>& pipeline);
+  // `ranks`: of the subtree's positions; empty: they are ranks. `rank`: of the first.
   void OfferSubtree(const Subtree& subtree, int rank, absl::Span<const int> ranks, int operand, int64_t expected);
   void ShareParts(int operand);
   void TakeParts(int operand);
@@ -118,7 +157,7 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   void StartPermute();
 
   // Over several slices (group_call_slices.cc).
-  using SliceValuesDone = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<std::vector<std::byte>>>)>;
+  using SliceValuesDone = absl::AnyInvocable<void(absl::StatusOr<Values>)>;
   void ReduceOverSlices();
   void OfferToMates(int operand);
   void OfferToSlices(int operand, int name, ElementRange part);
@@ -170,9 +209,7 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   std::vector<Member> members_;  // ours, as they came; fixed from Start on
   std::vector<size_t> member_of_rank_;
   bool copy_to_others_ = false;  // the first member's results are everybody's
-  std::atomic<int64_t> tasks_{0};
-  absl::Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  Countdown tasks_{0};
 };
 
 }  // namespace landbridge

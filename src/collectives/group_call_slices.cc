@@ -9,10 +9,8 @@
 // An all-reduce of n bytes over k slices thus sends 2 n (k - 1) / k bytes from each of them to others. Values are summed in
 // the tree's order within each slice, then over the slices.
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "collectives/group_call.h"
 
 namespace landbridge {
@@ -22,29 +20,6 @@ ElementRange Overlap(const ElementRange& a, const ElementRange& b) {
   const int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
-
-// What several pulls bring; the last one's end tells how they went.
-class Arrivals {
- public:
-  void Add() { missing_.fetch_add(1, std::memory_order_relaxed); }
-  // True: that was the last.
-  bool End(const absl::Status& status) {
-    if (!status.ok()) {
-      absl::MutexLock lock(&mutex_);
-      status_.Update(status);
-    }
-    return missing_.fetch_sub(1, std::memory_order_acq_rel) == 1;
-  }
-  absl::Status status() {
-    absl::MutexLock lock(&mutex_);
-    return status_;
-  }
-
- private:
-  std::atomic<size_t> missing_{1};  // one for who adds
-  absl::Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-};
 
 }  // namespace
 
@@ -114,62 +89,34 @@ void GroupCall::OfferToSlices(int operand, int name, ElementRange part) {
 
 // `done`: on the executor; after an error on any thread.
 void GroupCall::SumOfSlice(int operand, ElementRange piece, SliceValuesDone done) {
-  struct Sum {
-    Arrivals arrivals;
-    Partials partials;  // by index into slice().subtrees; null: ours
-    SliceValuesDone done;
-  };
   const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(operand)];
   const int64_t offset = BytesOfElements(tensor.dtype, piece.begin);
   const int64_t bytes = BytesOf(tensor.dtype, piece);
-  auto sum = std::make_shared<Sum>();
-  sum->partials.resize(slice().subtrees.size());
-  sum->done = std::move(done);
-  auto reduce = [this, sum, &tensor, operand, piece, offset, bytes] {
+  auto partials = std::make_shared<Partials>(slice().subtrees);
+  auto reduce = [this, partials, &tensor, operand, piece, offset, bytes] {
     auto out = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
     ReduceTree(static_cast<int>(slice().ranks.size()), tensor.dtype, step_.reduction, piece.size(), out->data(),
                [&](int first, int count) -> const std::byte* {
                  const int rank = slice().ranks[static_cast<size_t>(first)];
                  if (count == 1 && IsLocal(rank)) return OperandOf(rank, operand) + offset;
-                 for (size_t t = 0; t < sum->partials.size(); ++t) {
-                   const Subtree& subtree = slice().subtrees[t];
-                   if (subtree.first == first && subtree.count == count && sum->partials[t] != nullptr)
-                     return sum->partials[t]->data();
-                 }
-                 return nullptr;
+                 return partials->Find(first, count);
                });
-    sum->done(std::move(out));
+    return out;
   };
-  auto end = [this, sum, reduce](const absl::Status& status) {
-    if (!sum->arrivals.End(status)) return;
-    if (const absl::Status all = sum->arrivals.status(); !all.ok()) return sum->done(all);
-    Run(reduce);
-  };
-  Begin();  // until all pulls are posted
-  for (size_t t = 0; t < sum->partials.size(); ++t) {
-    const Subtree& subtree = slice().subtrees[t];
-    if (subtree.worker == layout_.self) continue;
-    sum->partials[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
-    sum->arrivals.Add();
-    Begin();
-    const int rank = slice().ranks[static_cast<size_t>(subtree.first)];
-    run_->Pull(Device(rank), Key(kValues, rank, operand), offset, sum->partials[t]->data(), bytes,
-               [self = shared_from_this(), end](const absl::Status& status) {
-                 end(status);
-                 self->End(status);
+  TakePartials(partials, slice().ranks, operand, offset, bytes,
+               [this, reduce, done = std::move(done)](const absl::Status& status) mutable {
+                 if (!status.ok()) return done(status);
+                 Run([reduce, done = std::move(done)]() mutable { done(reduce()); });
                });
-  }
-  end(absl::OkStatus());
-  End(absl::OkStatus());
 }
 
 void GroupCall::NextPieceOverSlices(const std::shared_ptr<Pipeline>& pipeline, ElementRange piece) {
   const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(pipeline->operand)];
-  auto sums = std::make_shared<Partials>(layout_.slices.size());
-  auto arrivals = std::make_shared<Arrivals>();
+  auto sums = std::make_shared<std::vector<Values>>(layout_.slices.size());
+  auto missing = std::make_shared<Countdown>(1);
   // Not reached after an error, which ends the call by itself.
-  auto arrived = [this, pipeline, piece, sums, arrivals, &tensor] {
-    if (!arrivals->End(absl::OkStatus())) return;
+  auto arrived = [this, pipeline, piece, sums, missing, &tensor] {
+    if (!missing->End()) return;
     Run([this, pipeline, piece, sums, &tensor] {
       std::byte* out = pipeline->out + BytesOfElements(tensor.dtype, piece.begin - pipeline->part.begin);
       ReduceTree(
@@ -178,7 +125,7 @@ void GroupCall::NextPieceOverSlices(const std::shared_ptr<Pipeline>& pipeline, E
       PieceReduced(pipeline);
     });
   };
-  auto begin = [arrivals] { arrivals->Add(); };
+  auto begin = [missing] { missing->Add(); };
   for (int other = 0; other < static_cast<int>(layout_.slices.size()); ++other) {
     if (other == layout_.self_slice) continue;
     auto& values = (*sums)[static_cast<size_t>(other)];
@@ -241,9 +188,9 @@ void GroupCall::TakeIntoSlice(int operand, int home) {
   const ElementRange share = SlicePart(home, layout_.self_slice, layout_.self_place, operand);
   const int64_t bytes = BytesOf(dtype, share);
   if (bytes == 0) return;
-  auto arrivals = std::make_shared<Arrivals>();
-  auto arrived = [this, arrivals, share, bytes, operand, home] {
-    if (!arrivals->End(absl::OkStatus()) || Mates() == 0) return;
+  auto missing = std::make_shared<Countdown>(1);
+  auto arrived = [this, missing, share, bytes, operand, home] {
+    if (!missing->End() || Mates() == 0) return;
     OfferInPlace(Key(kReduced, NameOf(home), operand),
                  std::make_shared<OutgoingMemory>(ResultAt(operand, share.begin), bytes, bytes * Mates(), nullptr));
   };
@@ -252,7 +199,7 @@ void GroupCall::TakeIntoSlice(int operand, int home) {
     const ElementRange reduced = SlicePart(home, home, static_cast<int>(place), operand);
     const ElementRange both = Overlap(reduced, share);
     if (both.size() == 0) continue;
-    arrivals->Add();
+    missing->Add();
     Take(FirstRank(workers[place]), Key(kReduced, NameOf(home), operand),
          BytesOfElements(dtype, both.begin - reduced.begin), ResultAt(operand, both.begin), BytesOf(dtype, both),
          arrived);
