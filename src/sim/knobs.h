@@ -11,11 +11,12 @@ namespace landbridge::sim {
 
 // A fault that is not left to chance, for scenarios.
 struct Fault {
-  enum class Kind { kKill, kPause, kBreakStream, kRestartRm };
+  enum class Kind { kKill, kPause, kBreakStream, kRestartRm, kCutMail };
   Kind kind = Kind::kKill;
   DurationNs at = 0;  // after every worker is up for the first time
   int slice = 0;
-  DurationNs lasts = 0;  // kPause: until SIGCONT; kRestartRm: until the next life
+  DurationNs lasts = 0;  // kPause: until SIGCONT; kRestartRm: until the next life; kCutMail: until mail passes again
+  int other = 0;         // kCutMail: the slice that `slice` and its worker cannot reach, nor it them
 };
 
 struct Knobs {
@@ -27,6 +28,9 @@ struct Knobs {
   double kill = 0, pause = 0, break_stream = 0, fail_launch = 0, fail_load = 0;
   double spans = 0;        // chance that a program's devices lie on two slices
   double repeat_mail = 0;  // chance that what one worker says to another comes twice
+  double cut_mail =
+      0;  // chance, at every look, that two workers do not hear each other for a while, or for the rest of the run
+  DurationNs mail_broken_after = 2 * kSecond;  // then a reader's core is told
   // The control experiment: workers but the spanner's start launches that span them as soon as their own part is ready.
   bool unordered = false;
   bool tight_memory = false;
@@ -43,8 +47,8 @@ struct Knobs {
   int kill_source_of_pull = 0, kill_target_of_pull = 0;
 
   bool any_faults() const {
-    return kill > 0 || pause > 0 || break_stream > 0 || restart_rm || !faults.empty() || kill_source_of_pull > 0 ||
-           kill_target_of_pull > 0;
+    return kill > 0 || pause > 0 || break_stream > 0 || restart_rm || cut_mail > 0 || !faults.empty() ||
+           kill_source_of_pull > 0 || kill_target_of_pull > 0;
   }
   std::string ToString() const;
 };

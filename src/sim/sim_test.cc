@@ -114,6 +114,26 @@ TEST(SimTest, WorkersThatHaveTheSpannerAreKilled) {
   EXPECT_GT(spans, 200u);
 }
 
+// Two workers do not hear each other any more, whoever has the spanner: what they would have to agree on ends with an error,
+// everything else with its value, and nothing waits for ever.
+TEST(SimTest, MailBetweenTwoWorkersIsLostForGood) {
+  uint64_t failed = 0, right = 0, spans = 0;
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    Knobs knobs = Spanning();
+    const int slice = static_cast<int>(seed % 4), other = static_cast<int>((seed % 4 + 1 + seed / 4 % 3) % 4);
+    knobs.faults.push_back({Fault::Kind::kCutMail, 100 * kMillisecond, slice, 100 * kSecond, other});
+    const Outcome outcome = RunSeed(seed, knobs);
+    ASSERT_TRUE(outcome.violations.empty()) << "seed " << seed << ": " << Text(outcome);
+    EXPECT_EQ(outcome.losses, 0u) << seed;
+    failed += outcome.reads_failed;
+    right += outcome.reads_ok;
+    spans += outcome.spans;
+  }
+  EXPECT_GT(failed, 20u);
+  EXPECT_GT(right, 500u);
+  EXPECT_GT(spans, 100u);
+}
+
 TEST(SimTest, NoFaultMeansNoErrorAndNoLoss) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     const Outcome outcome = RunSeed(seed, Calm());

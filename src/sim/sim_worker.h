@@ -24,6 +24,14 @@
 
 namespace landbridge::sim {
 
+// How a part of a launch that spans workers ended.
+struct SpanPart {
+  Incarnation who;
+  int parts = 0;             // of the launch
+  bool collectives = false;  // it has some: no part ends by itself
+  bool good = false;
+};
+
 // What the parts of a simulation need of each other.
 class Fabric {
  public:
@@ -46,6 +54,7 @@ class Fabric {
   virtual void LeaveSpan(uint64_t space, Incarnation who) = 0;
   // The device's log has the launch now.
   virtual void SpanInLog(Incarnation who, const Grant& grant, uint32_t device, uint64_t number) = 0;
+  virtual void SpanPartEnded(uint64_t number, const SpanPart& part) = 0;
 };
 
 class SimWorker : private WorkerSink, private WorkerLeaseSink {
@@ -91,6 +100,7 @@ class SimWorker : private WorkerSink, private WorkerLeaseSink {
   const Grant& grant() const { return grant_; }
   // Of another worker, for the core under the grant `to`.
   void OnMail(Incarnation from, const Grant& to, const std::string& mail);
+  void OnMailBroken(Incarnation peer);
   void PeerDied(Incarnation peer);  // its pulls that wait here end
   // SIGKILL: whoever waits for bytes of this process sees the connection end.
   void Die();

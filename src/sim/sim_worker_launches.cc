@@ -180,6 +180,10 @@ void SimWorker::Finish(const std::shared_ptr<Run>& run, uint64_t generation) {
         Put(ref, op.devices(d), std::move(out));
       }
     }
+    if (op.has_span()) {
+      fabric_->SpanPartEnded(op.span().number(),
+                             {self_, op.span().workers_size(), HasCollectives(*run), run->status.ok()});
+    }
     core_->OnLaunchDone(Ticket(op.ticket()), run->status, run->duration, world_->now());
     FlushSoon();
     CheckOldWork();
@@ -216,6 +220,12 @@ void SimWorker::OnMail(Incarnation from, const Grant& to, const std::string& mai
   if (knobs_.unordered && turn.ParseFromString(mail) && turn.has_commit()) return;
   mails_.Add(from, mail);
   ReadMail(from);
+}
+
+void SimWorker::OnMailBroken(Incarnation peer) {
+  if (core_ == nullptr || fenced_) return;
+  core_->OnMailBroken(peer, absl::AbortedError("injected: no mail passes"), world_->now());
+  FlushSoon();
 }
 
 void SimWorker::ListenTo(Incarnation peer) {

@@ -154,6 +154,7 @@ void Simulation::Finish() {
     return world_.Violation(absl::StrCat("request ", id.ToString(), " about ", request.array.id.ToString(), " (slice ",
                                          request.array.slice, ") has ", request.answers, " answers: ", everything()));
   }
+  CheckGangs();
   world_.RunUntil(world_.now() + 2 * kMillisecond);  // pulls of published reads
   for (Client& client : clients_) {
     client.open = false;
@@ -189,6 +190,7 @@ Knobs KnobsOfSeed(uint64_t seed) {
   knobs.only_reshards = random.NextBelow(6) == 0;
   if (random.NextBelow(2) == 0) knobs.spans = 0.5;
   if (random.NextBelow(4) == 0) knobs.repeat_mail = 0.05;
+  if (kind >= 2 && knobs.spans > 0 && random.NextBelow(3) == 0) knobs.cut_mail = 0.2;
   return knobs;
 }
 

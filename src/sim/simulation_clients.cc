@@ -188,6 +188,7 @@ void Simulation::Execute(Client& client) {
     for (const ArrayState& argument : arguments) {
       blame.slices.insert(argument.blame.slices.begin(), argument.blame.slices.end());
       blame.may_fail |= argument.blame.may_fail;
+      blame.spans |= argument.blame.spans;
     }
     if (!FaultsExplain(blame, result.status())) world_.Violation("execute: " + result.status().ToString());
     return;
@@ -199,6 +200,7 @@ void Simulation::Execute(Client& client) {
   out.layout = program.layout;
   out.blame.may_fail = knobs_.fail_launch > 0 || knobs_.fail_load > 0;
   out.blame.slices = SlicesOf(program.slice, program.layout);
+  out.blame.spans = out.blame.slices.size() > 1;
   out.expected = Empty(arguments[0].expected.dims);
   std::vector<uint64_t> row(arguments.size());
   for (size_t e = 0; e < out.expected.elements.size(); ++e) {
@@ -208,6 +210,7 @@ void Simulation::Execute(Client& client) {
   for (const ArrayState& argument : arguments) {
     out.blame.slices.insert(argument.blame.slices.begin(), argument.blame.slices.end());
     out.blame.may_fail |= argument.blame.may_fail;
+    out.blame.spans |= argument.blame.spans;
   }
   if (donor != nullptr) Forget(client, donor);
   if (world_.Chance(0.3)) {
@@ -360,6 +363,7 @@ bool Simulation::FaultsExplain(const Blame& blame, const absl::Status& status) c
       return false;
     case absl::StatusCode::kInvalidArgument: return blame.may_fail && absl::StrContains(status.message(), "injected");
     case absl::StatusCode::kResourceExhausted: return knobs_.tight_memory;
+    case absl::StatusCode::kAborted: return mail_was_broken_ && blame.spans;
     default: return false;
   }
 }
@@ -405,7 +409,7 @@ void Simulation::ResolveRead(RequestId id, absl::StatusOr<ReadResult> result) {
       CheckValue(request, *content);
     } else {
       ++outcome_.reads_failed;
-      if (!FaultsExplain({SlicesOf(request.array.slice, request.array.layout), false}, absl::DataLossError("")))
+      if (!FaultsExplain({SlicesOf(request.array.slice, request.array.layout)}, absl::DataLossError("")))
         world_.Violation("the bytes of a read are not there: " + content.status().ToString());
     }
     controller_.ReleaseRead(id);

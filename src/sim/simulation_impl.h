@@ -22,6 +22,7 @@ namespace landbridge::sim {
 struct Blame {
   std::set<int> slices;   // of the array and of all it was made from
   bool may_fail = false;  // a launch or load that can be made to fail is among them
+  bool spans = false;     // a launch over several workers is among them
 };
 
 struct ArrayState {
@@ -98,6 +99,7 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void MeetSpan(uint64_t space, int parts, Incarnation who, std::function<void()> met) override;
   void LeaveSpan(uint64_t space, Incarnation who) override;
   void SpanInLog(Incarnation who, const Grant& grant, uint32_t device, uint64_t number) override;
+  void SpanPartEnded(uint64_t number, const SpanPart& part) override { gangs_[number].push_back(part); }
 
   // --- ControllerSink
   void SendToWorker(Incarnation worker, WorkerOp op) override;
@@ -137,6 +139,10 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   void StopRm(DurationNs lasts);
   void Pause(int slice, DurationNs lasts);
   void RunFault(const Fault& fault);
+  void CutMail(int slice, int other, DurationNs lasts);
+  void MailStaysBroken(Incarnation one, Incarnation other);
+  TimeNs MailCutUntil(Incarnation one, Incarnation other) const;  // in the past: it passes
+  void CheckGangs();
   int SlotOf(Incarnation incarnation) const;  // -1: none
   void TickProxy();
   bool AllUp();
@@ -209,6 +215,9 @@ class Simulation : private Fabric, private ControllerSink, private HolderLeaseSi
   std::map<uint64_t, std::map<Incarnation, std::function<void()>>> meetings_;  // by space
   std::map<std::pair<Incarnation, uint32_t>, std::pair<Grant, uint64_t>> last_span_;  // of each device
   std::set<std::pair<uint64_t, uint64_t>> span_before_;
+  std::map<std::pair<Incarnation, Incarnation>, TimeNs> mail_cut_;  // the smaller first: until when
+  bool mail_was_broken_ = false;                                    // for so long that somebody was told
+  std::map<uint64_t, std::vector<SpanPart>> gangs_;                 // what became of launches that span workers
   Outcome outcome_;
 };
 

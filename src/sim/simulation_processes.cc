@@ -400,6 +400,7 @@ void Simulation::RunFault(const Fault& fault) {
     case Fault::Kind::kKill: return KillWorker(fault.slice);
     case Fault::Kind::kPause: return Pause(fault.slice, fault.lasts);
     case Fault::Kind::kRestartRm: return StopRm(fault.lasts);
+    case Fault::Kind::kCutMail: return CutMail(fault.slice, fault.other, fault.lasts);
     case Fault::Kind::kBreakStream: {
       auto connection = connections_.find(worker_of_slot_[static_cast<size_t>(fault.slice)]);
       if (connection != connections_.end() && connection->second.up) Break(connection->second);
@@ -425,6 +426,11 @@ void Simulation::FaultLater() {
         world_.Between(10 * kMillisecond, world_.Chance(0.5) ? 200 * kMillisecond : 6 * kSecond));
     may(knobs_.break_stream, Fault::Kind::kBreakStream, 0);
     may(knobs_.restart_rm ? 0.1 : 0, Fault::Kind::kRestartRm, world_.Between(kMillisecond, kSecond));
+    if (knobs_.cut_mail > 0) {
+      fault.other = static_cast<int>(world_.random().NextBelow(static_cast<uint64_t>(knobs_.slices)));
+      may(knobs_.cut_mail, Fault::Kind::kCutMail,
+          world_.Chance(0.2) ? 60 * kSecond : world_.Between(10 * kMillisecond, 4 * kSecond));
+    }
     FaultLater();
   });
 }
