@@ -9,6 +9,7 @@ of its own must still be there. (What the data plane alone adds: dataplane_bench
 """
 import argparse
 import json
+import os
 import sys
 
 from local_cluster import Cluster, LANDBRIDGE
@@ -60,20 +61,31 @@ for i in range(kills + 1):  # the first one warms up
         times.append(took * 1e3)
     while worker() == pid:
         time.sleep(0.1)
-times.sort()
-print(json.dumps({"bench": "death_to_error", "kills": kills, "p50_ms": round(times[len(times) // 2], 2),
-                  "p99_ms": round(times[min(len(times) - 1, int(0.99 * len(times)))], 2), "goal_p99_ms": 50}))
+print(json.dumps({"times_ms": times}))
 """
+
+# A worker that ends again and again is started ever more slowly: some kills of one cluster, then another cluster.
+KILLS_OF_A_CLUSTER = 6
+
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     args = parser.parse_args()
-    with Cluster(2) as cluster:
-        line = cluster.run(SCRIPT, cluster.state, LANDBRIDGE, args.kills)
-    print(json.dumps(line))
-    return 1 if "error" in line else 0
+    times = []
+    while len(times) < args.kills:
+        with Cluster(2) as cluster:
+            line = cluster.run(SCRIPT, cluster.state, LANDBRIDGE, min(KILLS_OF_A_CLUSTER, args.kills - len(times)))
+        if "error" in line:
+            print(json.dumps(line))
+            return 1
+        times += line["times_ms"]
+    times.sort()
+    print(json.dumps({"bench": "death_to_error", "kills": args.kills, "p50_ms": round(times[len(times) // 2], 2),
+                      "p99_ms": round(times[min(len(times) - 1, int(0.99 * len(times)))], 2), "goal_p99_ms": 50,
+                      "load": round(os.getloadavg()[0], 1)}))
+    return 0
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@
     .venv/bin/python bench/overlap.py [--rounds 3] > results.jsonl
 
 Virtual compute (device time that is a timer), real transfers between workers. One JSON line per result:
-  pipeline   four stages, 2 ms forward and 4 ms backward (and 0.5/1 ms), activations of 4 MiB, submitted in GPipe's order
-             and as 1F1B: idle share of the stages in a step against (p-1)/(m+p-1), and the excess in points; CPU time of
-             client and servers per step, and what it alone, spread over all cores, would make the step (`cpu_bound_s`)
+  pipeline   four stages, 2 ms forward and 4 ms backward (and 0.5/1 ms), activations of 4 MiB and of 4 KiB, submitted in
+             GPipe's order and as 1F1B: idle share of the stages in a step against (p-1)/(m+p-1), and the excess in points;
+             CPU time of client and servers per step, and what it alone, spread over all cores, would make the step
+             (`cpu_bound_s`): where that is more than the stages' own time, the machine is too small for the activations
   rl         sampler 200 ms +- 50 %, trainer 150 ms, weights of 256 MiB synchronised each step, batches of 64 MiB: time of a
              step against max(sampler, trainer), one thing at a time and one step off policy; bytes through the proxy
 """
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -22,12 +24,12 @@ import json, sys, time
 import jax, jax.numpy as jnp, numpy as np, landbridge
 sys.path.insert(0, sys.argv[1])
 from pipeline_1f1b import schedule
-forward_us, micro_batches, order = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+forward_us, micro_batches, order, kib = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 stages, backward_us, warm, steps = 4, 2 * forward_us, 5, 25
 where = [next(d for d in jax.devices() if d.slice_index == s) for s in range(stages)]
 forward = jax.jit(lambda x: landbridge.virtual_compute(x + 1, duration_us=forward_us))
 backward = jax.jit(lambda x, g: landbridge.virtual_compute(x + g, duration_us=backward_us))
-batches = [jax.device_put(np.full(1 << 20, m, np.float32), where[0]) for m in range(micro_batches)]
+batches = [jax.device_put(np.full(kib * 256, m, np.float32), where[0]) for m in range(micro_batches)]
 
 def gpipe():
     yield from ((s, "forward", m) for m in range(micro_batches) for s in range(stages))
@@ -136,9 +138,9 @@ def main():
     try:
         for _ in range(args.rounds):
             for us in (2000, 500) if "pipeline" in wanted else ():
-                for order in ("gpipe", "1f1b"):
-                    run = lambda: cluster.run(PIPELINE, ROOT / "examples", us, 16, order)
-                    note(f"pipeline_{order}_{us}us", with_cpu(cluster, run))
+                for order, kib in itertools.product(("gpipe", "1f1b"), (4096, 4)):
+                    run = lambda: cluster.run(PIPELINE, ROOT / "examples", us, 16, order, kib)
+                    note(f"pipeline_{order}_{us}us_{kib}KiB", {**with_cpu(cluster, run), "load": os.getloadavg()[0]})
             if "rl" in wanted:
                 before = cluster.proxy_bytes()
                 result = cluster.run(RL)

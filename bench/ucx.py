@@ -3,12 +3,15 @@
 
     .venv/bin/python bench/ucx.py [--rounds 3] > results.jsonl
 
-Both move bytes from the memory of one process into that of another that asks for them, one at a time: ours is a pull
-(`dataplane_benchmark`), UCX's its `ucp_get` with error handling on, which is what any runtime that outlives a dead peer must
-use. UCX runs over TCP and over what it has inside one host, blocking (`-E sleep`) and polling; ours blocks. One JSON line
-per mode and size with the medians; `speed_ratio` above 1: ours is quicker. Skips cleanly where ucx_perftest is absent.
+Both move bytes from the memory of one process into that of another: ours is a pull (`dataplane_benchmark`), one at a time,
+UCX's its `ucp_get`, and for large ones its `tag_bw` (many at a time), with error handling on, which is what any runtime that
+outlives a dead peer must use (UCX then falls back to TCP also inside one host); `tag_bw` without it as well. UCX runs over TCP
+and over what it has inside one host, blocking (`-E sleep`) and polling; ours blocks. UCX moves one buffer again and again, which
+stays in the processor's cache up to some MiB. One JSON line per test, mode and size with the medians; `speed_ratio` above 1:
+ours is quicker. Skips cleanly where ucx_perftest is absent.
 """
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -25,6 +28,8 @@ OURS = ROOT / "build" / "release" / "bench" / "dataplane_benchmark"
 MODES = {"tcp": "tcp", "auto": "tcp,sm,cma"}
 # Bytes -> gets.
 SIZES = {64: 2000, 4096: 2000, 64 << 10: 1000, 1 << 20: 200, 4 << 20: 100, 64 << 20: 10, 256 << 20: 4}
+# UCX's tests: name, with error handling, from which size on.
+TESTS = (("ucp_get", True, 0), ("tag_bw", True, 1 << 20), ("tag_bw", False, 1 << 20))
 
 
 def listening(port):
@@ -34,14 +39,16 @@ def listening(port):
                for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:])
 
 
-def ucx(transports, wait, size, gets):
-    """Microseconds of a get; None: it failed."""
+def ucx(test, safe, transports, wait, size, gets):
+    """Microseconds of one move; None: it failed."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     env = {**os.environ, "UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"}
-    command = ["ucx_perftest", "-t", "ucp_get", "-s", str(size), "-n", str(gets), "-w", str(max(2, gets // 10)), "-e",
-               "-E", wait, "-f", "-v", "-p", str(port)]
+    command = ["ucx_perftest", "-t", test, "-s", str(size), "-n", str(gets), "-w", str(max(2, gets // 10)), "-E", wait,
+               "-f", "-v", "-p", str(port)]
+    if safe:
+        command.append("-e")
     if wait == "sleep":
         command.append("-I")
     server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -76,22 +83,25 @@ def main():
         for line in map(json.loads, out.splitlines()):
             if line["bench"] == "dataplane_pull" and line["mode"] in MODES and line["wake"] == "block":
                 ours.setdefault((line["mode"], line["bytes"]), []).append(line["p50_us"])
-        for mode, transports in MODES.items():
-            for wait in ("sleep", "poll"):
-                for size, gets in SIZES.items():
-                    theirs.setdefault((mode, wait, size), []).append(ucx(transports, wait, size, gets))
-    for (mode, wait, size), samples in theirs.items():
+        for (test, safe, smallest), mode, wait in itertools.product(TESTS, MODES, ("sleep", "poll")):
+            for size, moves in SIZES.items():
+                if size >= smallest:
+                    took = ucx(test, safe, MODES[mode], wait, size, moves)
+                    theirs.setdefault((test, safe, mode, wait, size), []).append(took)
+    for (test, safe, mode, wait, size), samples in theirs.items():
         samples = [s for s in samples if s is not None]
         if (mode, size) not in ours:
             continue
         mine = statistics.median(ours[mode, size])
-        line = {"bench": "get", "mode": mode, "ucx_wait": wait, "bytes": size, "landbridge_us": round(mine, 1)}
+        line = {"bench": "ucx", "ucx_test": test, "ucx_error_handling": safe, "mode": mode, "ucx_wait": wait, "bytes": size,
+                "landbridge_us": round(mine, 1)}
         if samples:
             ucx_us = statistics.median(samples)
             line.update(ucx_us=round(ucx_us, 1), speed_ratio=round(ucx_us / mine, 2),
                         landbridge_gb_per_s=round(size / mine / 1e3, 2), ucx_gb_per_s=round(size / ucx_us / 1e3, 2))
         else:
             line["ucx"] = "failed in this mode"
+        line["load"] = round(os.getloadavg()[0], 1)
         print(json.dumps(line), flush=True)
 
 

@@ -1,9 +1,9 @@
 #include "env/process_tuning.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstddef>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -17,17 +17,21 @@ namespace {
 
 // Freed memory goes back after a while, or when the process is idle (bin/allocator). But jemalloc gives a block back at once if
 // it has grown, with its free neighbours, to 8 MiB in the first arena or `oversize_threshold` in the others: so the arrays of
-// each step would be paged in anew. There is no option for that, only this.
+// each step would be paged in anew. There is no option for that, only this. Blocks are still bounded: what is kept lies beside
+// what devices' limits let arrays take (four fifths of the memory, unless told otherwise).
+constexpr size_t kKeptBlockMemoryShare = 16;
+
 void KeepFreedNeighbours() {
   if (mallctl == nullptr) return;
+  const auto memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  size_t block = memory / kKeptBlockMemoryShare;
   unsigned arenas = 0, own = 0;
   size_t size = sizeof arenas;
   if (mallctl("opt.narenas", &arenas, &size, nullptr, 0) != 0) return;
   if (mallctl("thread.arena", &own, &size, nullptr, 0) != 0) return;
   for (unsigned arena = 0; arena < arenas; ++arena) {
     mallctl("thread.arena", nullptr, nullptr, &arena, sizeof arena);  // makes it, if it is not there yet
-    size_t never = std::numeric_limits<size_t>::max();
-    mallctl(absl::StrCat("arena.", arena, ".oversize_threshold").c_str(), nullptr, nullptr, &never, sizeof never);
+    mallctl(absl::StrCat("arena.", arena, ".oversize_threshold").c_str(), nullptr, nullptr, &block, sizeof block);
   }
   mallctl("thread.arena", nullptr, nullptr, &own, sizeof own);
 }
