@@ -2,12 +2,16 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 
 import psutil
+
+# A benchmark that `timeout` or a person ends takes its cluster with it: `with` blocks and `finally` run.
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LANDBRIDGE = ROOT / "landbridge"
