@@ -85,7 +85,7 @@ void Simulation::MeetSpan(uint64_t space, int parts, Incarnation who, std::funct
   meetings_.erase(space);
   ++outcome_.spans;
   for (auto& [worker, go_on] : all) {
-    world_.After(world_.Between(knobs_.message_min, knobs_.message_max), [this, worker = worker, go_on] {
+    world_.After(world_.Between(knobs_.message_min, knobs_.message_max), [this, worker = worker, go_on = go_on] {
       if (SimWorker* there = WorkerOf(worker)) there->Deliver(go_on);
     });
   }
