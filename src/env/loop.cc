@@ -2,6 +2,7 @@
 
 #include <uv.h>
 
+#include <algorithm>
 #include <csignal>
 #include <utility>
 
@@ -35,6 +36,7 @@ Loop::Loop() : uv_(std::make_unique<uv_loop_t>()), handles_(std::make_unique<Han
   static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
   static_cast<void>(ignored);
   LB_CHECK(uv_loop_init(uv_.get()) == 0);
+  LB_CHECK(uv_loop_configure(uv_.get(), UV_METRICS_IDLE_TIME) == 0);
   LB_CHECK(uv_async_init(uv_.get(), &handles_->wake,
                          [](uv_async_t* handle) { static_cast<Loop*>(handle->data)->RunPosted(); }) == 0);
   handles_->wake.data = this;
@@ -88,9 +90,26 @@ void Loop::RunPosted() {
   for (Task& task : tasks) task();
 }
 
+void Loop::BeginTurn() {
+  turn_began_ns_ = uv_hrtime();
+  idle_before_ns_ = uv_metrics_idle_time(uv_.get());
+}
+
+// One thread serves everybody, and says by its heartbeats that it lives: a turn that takes long is a fault, or a machine with
+// too much to do.
+void Loop::EndTurn() {
+  const uint64_t began = turn_began_ns_, idle = idle_before_ns_;
+  BeginTurn();
+  const auto took = static_cast<DurationNs>((turn_began_ns_ - began) - (idle_before_ns_ - idle));
+  longest_turn_ = std::max(longest_turn_, took);
+  if (took > kLongTurn)
+    LogWarning("this process served nobody for ", took / kMillisecond, " ms: one turn took so long");
+}
+
 void Loop::BeforeBlocking() {
   RunPosted();
   FlushAll();
+  EndTurn();
   // What these tasks posted runs in the next turn: sockets and timers have theirs in between.
   absl::MutexLock lock(&mutex_);
   if (!posted_.empty()) uv_async_send(&handles_->wake);
@@ -178,7 +197,9 @@ void Loop::FlushAll() {
 // Marks the thread that runs the loop. Loops nest: RunOnce may be called by a task of Run.
 class Loop::Running {
  public:
-  explicit Running(Loop* loop) : loop_(loop), before_(loop->runs_on_.exchange(std::this_thread::get_id())) {}
+  explicit Running(Loop* loop) : loop_(loop), before_(loop->runs_on_.exchange(std::this_thread::get_id())) {
+    loop->BeginTurn();  // what came before was no turn of it
+  }
   ~Running() { loop_->runs_on_.store(before_); }
 
  private:

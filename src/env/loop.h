@@ -61,6 +61,9 @@ class Loop : public Clock {
   // busy core. 0 (default): block at once.
   void SetSpin(DurationNs spin) { spin_ = spin; }
 
+  // The longest time in which it served nothing but one round of events and tasks. More than kLongTurn is logged.
+  DurationNs longest_turn() const { return longest_turn_; }
+
   // For the other classes of this folder.
   uv_loop_s* uv() { return uv_.get(); }
   void FlushBeforeBlocking(ConnectionImpl* connection) { to_flush_.insert(connection); }
@@ -70,6 +73,7 @@ class Loop : public Clock {
   static constexpr size_t kReadBufferBytes = 256u << 10;
 
  private:
+  static constexpr DurationNs kLongTurn = 1 * kSecond;  // leases end with limits::kLeaseDefault of silence
   struct Timer;
   struct Signal;
   struct Handles;
@@ -79,6 +83,8 @@ class Loop : public Clock {
   void RunPosted();
   void BeforeBlocking();
   void FlushAll();
+  void BeginTurn();
+  void EndTurn();
   bool TakeStop();
   TimerId StartTimer(DurationNs delay, DurationNs period, Task task);
 
@@ -88,7 +94,9 @@ class Loop : public Clock {
   std::map<int, Signal*> signals_;
   TimerId next_timer_ = 1;
   DurationNs spin_ = 0;
-  uint64_t events_ = 0;                     // callbacks run so far; tells a spin whether anything happened
+  uint64_t events_ = 0;                              // callbacks run so far; tells a spin whether anything happened
+  uint64_t turn_began_ns_ = 0, idle_before_ns_ = 0;  // libuv's clock, at the end of the last turn
+  DurationNs longest_turn_ = 0;
   std::atomic<std::thread::id> runs_on_{};  // the thread inside Run or RunOnce
   absl::flat_hash_set<ConnectionImpl*> to_flush_;
   std::unique_ptr<char[]> read_buffer_;

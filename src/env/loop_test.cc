@@ -41,6 +41,18 @@ TEST(Loop, PostsFromManyThreadsKeepTheirOrder) {
   EXPECT_EQ(done, kThreads * kPosts);
 }
 
+TEST(Loop, KnowsItsLongestTurn) {
+  Loop loop;
+  const DurationNs length = 20 * kMillisecond;
+  loop.Post([&] {
+    for (const TimeNs end = loop.Now() + length; loop.Now() < end;) {
+    }
+    loop.RunAfter(kMillisecond, [&] { loop.Stop(); });
+  });
+  loop.Run();
+  EXPECT_GE(loop.longest_turn(), length);
+}
+
 TEST(Loop, ItsOwnPostsKeepTheirOrderAmongThoseOfOthers) {
   Loop loop;
   std::vector<int> ran;
