@@ -51,7 +51,11 @@ constexpr int kDevicesMax = 65'536;
 constexpr size_t kReshardPiecesMax = 1'000'000;  // of one plan (sharding/reshard.h)
 
 constexpr DurationNs kInitPatience = 3 * kSecond;  // a client without devices hears why; it tries again by itself
-constexpr int kClientMessageBytesMax = 1 << 30;    // one request: a program with its constants
+
+// --- Programs. A protobuf message ends at 2 GiB, and one that carries a program has more in it.
+constexpr int kProgramBytesMax = 1984 << 20;                      // with its constants, to compile or compiled
+constexpr int kEnvelopeBytesMax = kProgramBytesMax + (32 << 20);  // compiled, with what is to be known of it
+constexpr int kClientMessageBytesMax = kEnvelopeBytesMax;         // one request of a client
 
 // --- Host buffers.
 constexpr size_t kInlineBytesMax = 64u << 10;                  // smaller uploads and reads ride on the control stream
@@ -129,10 +133,10 @@ constexpr size_t kExplainsOpenMax = 64;  // at one proxy
 constexpr int64_t kImagesStagedBytesMax = int64_t{256} << 20;  // host copies of uploads on their way; one more at least
 constexpr DurationNs kPullRetryTime = 10 * kSecond;  // a pull whose connection broke is tried again for so long
 constexpr DurationNs kPullRetryPause = 50 * kMillisecond;
-constexpr int64_t kEnvelopeBytesMax = int64_t{1} << 30;  // of a program that the worker is told to load
 
 // --- Compiling (compiler/).
-constexpr size_t kCompileFrameBytesMax = size_t{1} << 30;   // a program in, an executable out, between proxy and child
+constexpr size_t kCompileFrameBytesMax = size_t{2047}
+                                         << 20;             // a program in, an executable out, between proxy and child
 constexpr DurationNs kCompileTimeDefault = 600 * kSecond;   // then the compile ends with ABORTED
 constexpr DurationNs kCompilerStartTimeMax = 60 * kSecond;  // child: from spawn to its greeting
 constexpr DurationNs kCompileNegativeCacheTime =

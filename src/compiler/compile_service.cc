@@ -64,10 +64,10 @@ class CompileService::Impl {
       [[maybe_unused]] ssize_t n = ::write(stop_fd_, &one, sizeof(one));
     }
     wakes_.notify_all();
-    seal_wakes_.notify_all();
+    side_wakes_.notify_all();
     for (std::thread& thread : threads_) thread.join();
-    if (seal_thread_.joinable()) seal_thread_.join();
-    for (auto& task : seal_tasks_) task(Closed());
+    if (side_thread_.joinable()) side_thread_.join();
+    for (auto& task : side_tasks_) task(Closed());
     disk_.reset();  // ends lookups, and writes what waits
     // The threads are gone: what is left was never started.
     for (auto& job : queue_) Finish(*job, Closed());
@@ -93,7 +93,7 @@ class CompileService::Impl {
     stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd_ < 0) return absl::FailedPreconditionError("no event descriptor for the compile service");
     for (int i = 0; i < options_.child_count; ++i) threads_.emplace_back([this, i] { Run(i); });
-    seal_thread_ = std::thread([this] { RunSealTasks(); });
+    side_thread_ = std::thread([this] { RunSideTasks(); });
     return absl::OkStatus();
   }
 
@@ -103,7 +103,7 @@ class CompileService::Impl {
     if (refused.ok() && !request.test_fault.empty() && !options_.enable_test_faults) {
       refused = absl::InvalidArgumentError("test faults are not enabled in this compile service");
     }
-    if (refused.ok() && request.program.size() > limits::kCompileFrameBytesMax / 2) {
+    if (refused.ok() && request.program.size() > limits::kProgramBytesMax) {
       refused =
           absl::InvalidArgumentError(absl::StrCat("a program of ", request.program.size(),
                                                   " bytes is too large to compile; pass large constants as arguments"));
@@ -114,32 +114,36 @@ class CompileService::Impl {
     }
     auto job = std::make_unique<Job>();
     job->call.set_compile_options(SerializeDeterministic(options->proto));
-    job->call.set_program(std::move(request.program));
     job->call.set_test_fault(request.test_fault);
     job->call.set_split(request.split && options->num_devices() > 1);
-    job->inputs = Inputs(job->call);
-    job->key = HashOf(job->inputs);
-    Submit(std::move(job), std::move(callback));
+    const size_t bytes = request.program.size();
+    SubmitWith(bytes, std::move(job), std::move(callback), [this, program = std::move(request.program)](Job& full) {
+      full.call.set_program(std::string(program));
+      full.inputs = Inputs(full.call);
+      full.key = HashOf(full.inputs);
+    });
   }
 
-  void FetchOptimisedProgram(const std::string& envelope, Callback callback) {
+  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, const std::string& sha256,
+                             Callback callback) {
     auto job = std::make_unique<Job>();
-    job->call.set_envelope(envelope);
-    job->key = absl::StrCat("optimised program ", Sha256Raw(envelope));
-    Submit(std::move(job), std::move(callback));
+    job->key = absl::StrCat("optimised program ", sha256);
+    const size_t bytes = envelope->size();
+    SubmitWith(bytes, std::move(job), std::move(callback),
+               [envelope = std::move(envelope)](Job& full) { full.call.set_envelope(*envelope); });
   }
 
   void SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope, std::vector<int32_t> device_ids,
                      absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
-    AddSealTask([this, info = std::move(info), envelope = std::move(envelope), device_ids = std::move(device_ids),
+    AddSideTask([this, info = std::move(info), envelope = std::move(envelope), device_ids = std::move(device_ids),
                  callback = std::move(callback)](const absl::Status& status) mutable {
       callback(status.ok() ? seal_->Seal(info, *envelope, device_ids) : status);
     });
   }
 
-  void OpenFromClient(std::string sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback) {
-    AddSealTask([this, sealed = std::move(sealed), callback = std::move(callback)](const absl::Status& status) mutable {
-      callback(status.ok() ? seal_->Open(sealed) : status);
+  void OpenFromClient(absl::Cord sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback) {
+    AddSideTask([this, sealed = std::move(sealed), callback = std::move(callback)](const absl::Status& status) mutable {
+      callback(status.ok() ? seal_->Open(sealed.Flatten()) : status);
     });
   }
 
@@ -163,6 +167,23 @@ class CompileService::Impl {
     CompileCall call;
     std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
   };
+
+  // Submits the job once `complete` has put into it what takes time by the byte: for a small program here, else on the
+  // side thread.
+  template <typename F>
+  void SubmitWith(size_t bytes, std::unique_ptr<Job> job, Callback callback, F complete) {
+    if (bytes <= limits::kInlineBytesMax) {
+      complete(*job);
+      return Submit(std::move(job), std::move(callback));
+    }
+    AddSideTask([this, job = std::move(job), callback = std::move(callback),
+                 complete = std::optional(std::move(complete))](const absl::Status& status) mutable {
+      if (!status.ok()) return callback(status);
+      (*complete)(*job);
+      complete.reset();  // and the bytes that it copied
+      Submit(std::move(job), std::move(callback));
+    });
+  }
 
   // Answers from the cache, joins a job under way, or queues.
   void Submit(std::unique_ptr<Job> job, Callback callback) {
@@ -232,23 +253,30 @@ class CompileService::Impl {
     return RandomSealSecret();
   }
 
-  using SealTask = absl::AnyInvocable<void(const absl::Status&)>;
+  // What is done with all bytes of a program, so not on the callers' threads. The status: closed, or OK.
+  using SideTask = absl::AnyInvocable<void(const absl::Status&)>;
 
-  void AddSealTask(SealTask task) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    seal_tasks_.push_back(std::move(task));
-    seal_wakes_.notify_one();
+  void AddSideTask(SideTask task) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!stopping_) {
+        side_tasks_.push_back(std::move(task));
+        side_wakes_.notify_one();
+        return;
+      }
+    }
+    task(Closed());
   }
 
-  void RunSealTasks() {
+  void RunSideTasks() {
     for (;;) {
-      SealTask task;
+      SideTask task;
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        seal_wakes_.wait(lock, [this] { return stopping_ || !seal_tasks_.empty(); });
+        side_wakes_.wait(lock, [this] { return stopping_ || !side_tasks_.empty(); });
         if (stopping_) return;
-        task = std::move(seal_tasks_.front());
-        seal_tasks_.pop_front();
+        task = std::move(side_tasks_.front());
+        side_tasks_.pop_front();
       }
       task(absl::OkStatus());
     }
@@ -417,7 +445,7 @@ class CompileService::Impl {
   std::unique_ptr<DiskCacheThread> disk_;  // null: in memory only
   std::vector<std::thread> threads_;
   std::unique_ptr<ClientProgramSeal> seal_;
-  std::thread seal_thread_;  // hashes megabytes
+  std::thread side_thread_;
 
   mutable std::mutex mutex_;
   std::condition_variable wakes_;
@@ -428,8 +456,8 @@ class CompileService::Impl {
   absl::flat_hash_map<std::string, Job*> jobs_;  // looked up, queued and running
   ProgramCache cache_;
   CompileServiceStats stats_;
-  std::condition_variable seal_wakes_;
-  std::deque<SealTask> seal_tasks_;  // at most one for each request of a session that has no answer
+  std::condition_variable side_wakes_;
+  std::deque<SideTask> side_tasks_;  // at most one for each request of a session that has no answer
 };
 
 CompileService::CompileService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -445,12 +473,13 @@ void CompileService::Compile(CompileRequest request, absl::AnyInvocable<void(Com
   impl_->Compile(std::move(request), std::move(callback));
 }
 
-void CompileService::FetchOptimisedProgram(const std::string& envelope,
+void CompileService::FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256,
                                            absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
-  impl_->FetchOptimisedProgram(envelope, [callback = std::move(callback)](CompileResult result) mutable {
-    if (!result.ok()) return callback(result.status());
-    callback((*result)->optimised_program);
-  });
+  impl_->FetchOptimisedProgram(std::move(envelope), sha256,
+                               [callback = std::move(callback)](CompileResult result) mutable {
+                                 if (!result.ok()) return callback(result.status());
+                                 callback((*result)->optimised_program);
+                               });
 }
 
 void CompileService::SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope,
@@ -459,7 +488,7 @@ void CompileService::SealForClient(ExecutableInfo info, std::shared_ptr<const st
   impl_->SealForClient(std::move(info), std::move(envelope), std::move(device_ids), std::move(callback));
 }
 
-void CompileService::OpenFromClient(std::string sealed,
+void CompileService::OpenFromClient(absl::Cord sealed,
                                     absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback) {
   impl_->OpenFromClient(std::move(sealed), std::move(callback));
 }

@@ -9,6 +9,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "base/limits.h"
 #include "base/time.h"
 #include "compiler/compiler_limits.h"
@@ -17,7 +18,7 @@
 namespace landbridge {
 
 struct CompileRequest {
-  std::string program;          // StableHLO: text, or the bytes that the client sent
+  absl::Cord program;           // StableHLO: text, or the bytes that the client sent
   std::string compile_options;  // serialized xla.CompileOptionsProto; any device assignment in it is replaced by 0..n-1
   // The devices belong to several processes: what comes out is a program of one device that each of them runs, with its
   // collectives as calls (ExecutableInfo.split). Costs a second compile. No effect on programs of one device.
@@ -94,22 +95,24 @@ class CompileService {
   // Ends children at once; pending compiles end with FAILED_PRECONDITION, their callbacks run before this returns.
   ~CompileService();
 
-  // `callback` runs exactly once: in this call for what is known at once (cached, refused, more than
-  // kCompileQueueMax waiting: ABORTED), else on a service thread. It must not block for long. Equal requests under way are compiled once. Codes: INVALID_ARGUMENT for what the
+  // `callback` runs exactly once: in this call for what is known at once (refused; of small programs: cached, or more than
+  // kCompileQueueMax waiting: ABORTED), else on a service thread. What takes the longer the more bytes a program has
+  // happens there, never in the call. It must not block for long. Equal requests under way are compiled once. Codes: INVALID_ARGUMENT for what the
   // plugin refuses and for a program that killed the compiler process, RESOURCE_EXHAUSTED for its memory limit,
   // ABORTED for its time limit, UNIMPLEMENTED for custom calls that nobody registered.
   void Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback);
 
   // The optimised HLO of a program that was compiled (a serialized xla.HloModuleProto); of one for devices of several
   // processes, what each device runs. It is not kept: a child reads it out of the envelope. Callback and errors as above.
-  void FetchOptimisedProgram(const std::string& envelope,
+  // `sha256`: of the envelope, 32 bytes.
+  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256,
                              absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
 
   // For clients that keep a compiled program and give it back, to be loaded without compiling: ClientProgramSeal::Seal and
   // Open, on a thread of their own. Callbacks as above, never in the call.
   void SealForClient(ExecutableInfo info, std::shared_ptr<const std::string> envelope, std::vector<int32_t> device_ids,
                      absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
-  void OpenFromClient(std::string sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback);
+  void OpenFromClient(absl::Cord sealed, absl::AnyInvocable<void(absl::StatusOr<ReturnedProgram>)> callback);
   // ClientProgramSeal::name: clients' caches must not mix what has different ones.
   const std::string& seal_name() const;
 

@@ -133,13 +133,14 @@ class Child {
     body.set_serialized(*std::move(serialized));
     body.set_compile_options(SerializeDeterministic(options.proto));
     *body.mutable_info() = info;
+    if (body.ByteSizeLong() > limits::kProgramBytesMax) {
+      return absl::ResourceExhaustedError(absl::StrCat("program ", info.name(), " compiled to ", body.ByteSizeLong(),
+                                                       " bytes; at most ", limits::kProgramBytesMax,
+                                                       " can be sent to a worker; pass large constants as arguments"));
+    }
     reply.set_envelope(
         SealEnvelope(std::move(body), HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
     *reply.mutable_info() = std::move(info);
-    if (reply.envelope().size() > limits::kCompileFrameBytesMax / 2) {
-      return absl::ResourceExhaustedError(absl::StrCat("program ", reply.info().name(), " compiled to ",
-                                                       reply.envelope().size(), " bytes, more than can be shipped"));
-    }
     return absl::OkStatus();
   }
 

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/log.h"
@@ -92,7 +93,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
       door->requests_.emplace(id, core.session());
       return id;
     }
-    void Compile(uint64_t token, std::string program, std::string options, bool split) override {
+    void Compile(uint64_t token, absl::Cord program, std::string options, bool split) override {
       door->StartCompile(core.session(), token, std::move(program), std::move(options), split);
     }
     void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
@@ -102,7 +103,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
                      std::vector<DeviceId> devices) override {
       door->SealProgram(core.session(), token, *image, devices);
     }
-    void OpenProgram(uint64_t token, std::string sealed) override {
+    void OpenProgram(uint64_t token, absl::Cord sealed) override {
       door->OpenProgram(core.session(), token, std::move(sealed));
     }
     absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected_bytes) override {
@@ -156,14 +157,14 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void OpenOnLoop(std::shared_ptr<SessionPipe> pipe, std::string peer, SessionCore::Options options);
   void CloseOnLoop(SessionId session);
   void Turn(SessionId session);
-  void StartCompile(SessionId session, uint64_t token, std::string program, std::string options, bool split);
+  void StartCompile(SessionId session, uint64_t token, absl::Cord program, std::string options, bool split);
   void OnCompiled(SessionId session, uint64_t token, CompileResult result, std::vector<DeviceId> devices = {});
   // To the session, if it is still there, on the loop.
   template <typename F>
   void TellSession(SessionId session, F tell);
   void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image);
   void SealProgram(SessionId session, uint64_t token, const ProgramImage& image, const std::vector<DeviceId>& devices);
-  void OpenProgram(SessionId session, uint64_t token, std::string sealed);
+  void OpenProgram(SessionId session, uint64_t token, absl::Cord sealed);
   void Answer(Session& session);
   void AnswerLater();
   template <typename F>
@@ -377,7 +378,7 @@ void IfrtFrontDoor::Impl::Turn(SessionId id) {
   ++depth_;
   size_t seen = 0;
   while (seen < requests.size() && session->out_bytes < kSessionAnswerBytesMax) {
-    session->core.OnRequest(requests[seen++]->message(), options_.now());
+    session->core.OnRequest(*requests[seen++]->mutable_message(), options_.now());
   }
   --depth_;
   if (seen < requests.size()) {  // the client is to take these answers first
@@ -469,7 +470,7 @@ void IfrtFrontDoor::Impl::PauseSession(SessionId session, bool paused) {
   if (Session* found = Find(session)) found->pipe->SetPaused(paused);
 }
 
-void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, std::string program, std::string options,
+void IfrtFrontDoor::Impl::StartCompile(SessionId session, uint64_t token, absl::Cord program, std::string options,
                                        bool split) {
   std::shared_ptr<SessionPipe> pipe = Find(session)->pipe;
   const size_t bytes = program.size();
@@ -522,12 +523,14 @@ void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token,
   auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> program) {
     auto self = weak.lock();
     if (self == nullptr) return;
+    // The client's message has room for text only.
+    if (program.ok()) program = absl::Base64Escape(*program);
     self->TellSession(id, [token, program = std::move(program)](SessionCore& core) mutable {
       core.OnOptimisedProgram(token, std::move(program));
     });
   };
   if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
-  compiler_->FetchOptimisedProgram(*image->envelope, std::move(done));
+  compiler_->FetchOptimisedProgram(image->envelope, image->sha256, std::move(done));
 }
 
 void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const ProgramImage& image,
@@ -535,6 +538,7 @@ void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const Progra
   auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> sealed) {
     auto self = weak.lock();
     if (self == nullptr) return;
+    if (sealed.ok()) sealed = absl::Base64Escape(*sealed);
     self->TellSession(id, [token, sealed = std::move(sealed)](SessionCore& core) mutable {
       core.OnSealed(token, std::move(sealed));
     });
@@ -545,7 +549,7 @@ void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const Progra
   compiler_->SealForClient(image.info, image.envelope, std::move(ids), std::move(done));
 }
 
-void IfrtFrontDoor::Impl::OpenProgram(SessionId id, uint64_t token, std::string sealed) {
+void IfrtFrontDoor::Impl::OpenProgram(SessionId id, uint64_t token, absl::Cord sealed) {
   std::shared_ptr<SessionPipe> pipe = Find(id)->pipe;
   const size_t bytes = sealed.size();
   pipe->AddKept(bytes);

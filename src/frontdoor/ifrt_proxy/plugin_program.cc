@@ -130,17 +130,27 @@ absl::StatusOr<std::string> ParseOptions(const json& options) {
   return bytes;
 }
 
-absl::StatusOr<NewerProgram> ParseNewer(absl::string_view data) {
+// The last `count` bytes of `data`.
+absl::Cord TakeLast(std::string data, size_t count) {
+  const size_t before = data.size() - count;
+  absl::Cord bytes(std::move(data));
+  bytes.RemovePrefix(before);
+  return bytes;
+}
+
+absl::StatusOr<NewerProgram> ParseNewer(std::string whole, size_t left) {
+  absl::string_view data = absl::string_view(whole).substr(whole.size() - left);
   LB_ASSIGN_OR_RETURN(const json head, TakeHead("landbridgeProgram", &data));
   auto options = head.find("options");
   if (options == head.end()) return Bad("landbridgeProgram needs options");
   NewerProgram program;
   LB_ASSIGN_OR_RETURN(program.options, ParseOptions(*options));
-  program.bytes = std::string(data);
+  program.bytes = TakeLast(std::move(whole), data.size());
   return program;
 }
 
-absl::StatusOr<ReturnedExecutable> ParseReturned(absl::string_view data) {
+absl::StatusOr<ReturnedExecutable> ParseReturned(std::string whole, size_t left) {
+  absl::string_view data = absl::string_view(whole).substr(whole.size() - left);
   LB_ASSIGN_OR_RETURN(const json head, TakeHead("landbridgeExecutable", &data));
   ReturnedExecutable returned;
   if (auto options = head.find("options"); options != head.end()) {
@@ -149,16 +159,17 @@ absl::StatusOr<ReturnedExecutable> ParseReturned(absl::string_view data) {
   auto ids = head.find("device_ids");
   if (ids == head.end()) return Bad("landbridgeExecutable needs a list device_ids");
   LB_ASSIGN_OR_RETURN(returned.devices, ParseDeviceIds(*ids));
-  returned.bytes = std::string(data);
+  returned.bytes = TakeLast(std::move(whole), data.size());
   return returned;
 }
 
 }  // namespace
 
-absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data) {
+absl::StatusOr<PluginProgram> ParsePluginProgram(std::string whole) {
+  absl::string_view data = whole;
   if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
-  if (absl::ConsumePrefix(&data, "landbridgeExecutable ")) return ParseReturned(data);
-  if (absl::ConsumePrefix(&data, "landbridgeProgram ")) return ParseNewer(data);
+  if (absl::ConsumePrefix(&data, "landbridgeExecutable ")) return ParseReturned(std::move(whole), data.size());
+  if (absl::ConsumePrefix(&data, "landbridgeProgram ")) return ParseNewer(std::move(whole), data.size());
   if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
   const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) return Bad("it is not a JSON object");

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/strings/cord.h"
 #include "base/ids.h"
 #include "sharding/sharding.h"
 
@@ -43,14 +43,14 @@ using Question = std::variant<MemoryQuestion, HostCallsOverQuestion, SerializeQu
 struct ReturnedExecutable {
   std::optional<std::string> options;
   std::vector<DeviceId> devices;
-  std::string bytes;
+  absl::Cord bytes;
 };
 
 // landbridgeProgram {"options":"BASE64"}, a line feed, and MLIR bytes: an XLA program like any other, in a newer version of
 // StableHLO than the one in which the client's own message has it.
 struct NewerProgram {
   std::string options;
-  std::string bytes;
+  absl::Cord bytes;
 };
 
 // {"landbridgeWitness":{"devices":8}}: takes one array over so many devices, gives nothing and does nothing. A client does not
@@ -63,7 +63,7 @@ struct WitnessProgram {
 using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram, WitnessProgram>;
 
 // `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
-// "Bad PluginProgram": clients look for it.
-absl::StatusOr<PluginProgram> ParsePluginProgram(absl::string_view data);
+// "Bad PluginProgram": clients look for it. Bytes of programs are taken over from `data`, not copied: they may be many.
+absl::StatusOr<PluginProgram> ParsePluginProgram(std::string data);
 
 }  // namespace landbridge

@@ -41,10 +41,10 @@ class World final : public QuietSink, public SessionHost {
     encoded += last->SerializeAsString().size();
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
-  void Compile(uint64_t token_in, std::string, std::string, bool) override { token = token_in; }
+  void Compile(uint64_t token_in, absl::Cord, std::string, bool) override { token = token_in; }
   void FetchOptimisedProgram(uint64_t, std::shared_ptr<const ProgramImage>) override {}
   void SealProgram(uint64_t, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {}
-  void OpenProgram(uint64_t, std::string) override {}
+  void OpenProgram(uint64_t, absl::Cord) override {}
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t, int64_t bytes) override {
     return ClaimedUpload{++key, std::make_shared<const std::string>(static_cast<size_t>(bytes), 'x')};
   }
@@ -114,7 +114,7 @@ class Client {
   void Receive(const std::string& bytes) {
     auto received = std::make_unique<ReceivedRequest>();
     LB_CHECK(received->mutable_message()->ParseFromString(bytes));
-    core_.OnRequest(received->message(), 0);
+    core_.OnRequest(*received->mutable_message(), 0);
   }
   void EndAll() {
     if (world_.ended.size() >= 64) world_.EndAll(core_);

@@ -87,7 +87,7 @@ bool MayWait(const proxy::IfrtRequest& request) {
 
 }  // namespace
 
-void SessionCore::OnRequest(const Request& request, TimeNs now) {
+void SessionCore::OnRequest(Request& request, TimeNs now) {
   Op op;
   op.op_id = request.request_metadata().op_id();
   op.context = request.request_metadata().user_context_id();
@@ -117,7 +117,7 @@ void SessionCore::OnRequest(const Request& request, TimeNs now) {
   Dispatch(std::move(op), request, now);
 }
 
-void SessionCore::Dispatch(Op op, const Request& request, TimeNs now) {
+void SessionCore::Dispatch(Op op, Request& request, TimeNs now) {
   switch (request.request_case()) {
     case Request::kInitRequest:
       if (catalog_ != nullptr) {

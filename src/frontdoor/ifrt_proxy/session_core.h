@@ -19,6 +19,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "base/ids.h"
 #include "base/limits.h"
 #include "base/time.h"
@@ -41,14 +42,14 @@ class SessionHost {
   virtual void Respond(std::unique_ptr<xla::ifrt::proxy::IfrtResponse> response, bool awaited) = 0;
   virtual RequestId NewRequestId() = 0;
   // Answered by SessionCore::OnCompiled(token, ...). `split`: for devices of several workers (ExecutableInfo.split).
-  virtual void Compile(uint64_t token, std::string program, std::string options, bool split) = 0;
-  // The program's optimised HLO (a serialized xla.HloModuleProto): SessionCore::OnOptimisedProgram(token, ...).
+  virtual void Compile(uint64_t token, absl::Cord program, std::string options, bool split) = 0;
+  // The program's optimised HLO (a serialized xla.HloModuleProto), in base64: SessionCore::OnOptimisedProgram(token, ...).
   virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) = 0;
-  // The form in which clients keep it: SessionCore::OnSealed(token, ...).
+  // The form in which clients keep it, in base64: SessionCore::OnSealed(token, ...).
   virtual void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
                            std::vector<DeviceId> devices) = 0;
   // What SealProgram gave: SessionCore::OnCompiled(token, ...).
-  virtual void OpenProgram(uint64_t token, std::string sealed) = 0;
+  virtual void OpenProgram(uint64_t token, absl::Cord sealed) = 0;
 
   struct ClaimedUpload {
     uint64_t key = 0;
@@ -95,7 +96,8 @@ class SessionCore {
   void ExpireInits(TimeNs before, const absl::Status& why);
 
   // Every request gets exactly one response, now or later.
-  void OnRequest(const xla::ifrt::proxy::IfrtRequest& request, TimeNs now);
+  // The program of a compile request is moved out of it.
+  void OnRequest(xla::ifrt::proxy::IfrtRequest& request, TimeNs now);
   void OnResolve(RequestId request, const absl::Status& status);
   void OnResolveRead(RequestId request, absl::StatusOr<ReadResult> result);
   struct Compiled {
@@ -186,7 +188,7 @@ class SessionCore {
   using Entries = absl::StatusOr<std::vector<T>>;
 
   // --- session_core.cc: dispatch, responses, tables, waiting.
-  void Dispatch(Op op, const Request& request, TimeNs now);
+  void Dispatch(Op op, Request& request, TimeNs now);
   std::unique_ptr<Response> NewResponse(const Op& op);
   void Succeed(const Op& op, std::unique_ptr<Response> response);
   void Fail(const Op& op, const absl::Status& status);
@@ -246,10 +248,10 @@ class SessionCore {
   void Finish(const Op& op, Entries<ArrayEntry> entries, const Handles& handles, Set set);
 
   // --- session_programs.cc
-  void Compile(Op op, const Request& request);
-  absl::Status CompileXla(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
-  absl::Status CompilePlugin(const Op& op, const xla::ifrt::proxy::CompileRequest& request);
-  absl::Status CompileModule(const Op& op, std::string program, xla::CompileOptionsProto& options);
+  void Compile(Op op, Request& request);
+  absl::Status CompileXla(const Op& op, xla::ifrt::proxy::CompileRequest& request);
+  absl::Status CompilePlugin(const Op& op, xla::ifrt::proxy::CompileRequest& request);
+  absl::Status CompileModule(const Op& op, absl::Cord program, xla::CompileOptionsProto& options);
   absl::Status LoadReturned(const Op& op, ReturnedExecutable returned);
   absl::Status PlaceReturned(const Compiled& compiled, PendingCompile* pending) const;
   void AnswerCompile(const Op& op, std::shared_ptr<Executable> executable);

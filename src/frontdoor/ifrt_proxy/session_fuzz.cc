@@ -23,7 +23,7 @@ class Host final : public SessionHost {
     LB_CHECK(open.erase(response->response_metadata().op_id()) == 1);
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
-  void Compile(uint64_t token, std::string, std::string options, bool) override {
+  void Compile(uint64_t token, absl::Cord, std::string options, bool) override {
     xla::CompileOptionsProto proto;
     LB_CHECK(proto.ParseFromString(options));
     const auto& build = proto.executable_build_options();
@@ -34,7 +34,7 @@ class Host final : public SessionHost {
   void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {
     seals.push_back(token);
   }
-  void OpenProgram(uint64_t token, std::string) override { compiles.emplace_back(token, 1); }
+  void OpenProgram(uint64_t token, absl::Cord) override { compiles.emplace_back(token, 1); }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     LB_CHECK(expected >= 0);
     if (handle % 5 == 4) return absl::InvalidArgumentError("no such buffer");

@@ -132,8 +132,17 @@ absl::StatusOr<std::shared_ptr<SessionCore::Executable>> SessionCore::FindExecut
 
 // ---------------------------------------------------------------- compile
 
-void SessionCore::Compile(Op op, const Request& request) {
-  const auto& compile = request.compile_request();
+namespace {
+
+// Its bytes stay where they are: with large constants they are many, and this thread serves everybody.
+std::string TakeProgram(proxy::CompileRequest& request) {
+  return std::move(*request.mutable_program()->mutable_data());
+}
+
+}  // namespace
+
+void SessionCore::Compile(Op op, Request& request) {
+  auto& compile = *request.mutable_compile_request();
   const std::string& type = compile.program().type_name();
   absl::Status status;
   if (compile.host_callbacks_size() > 0) {
@@ -156,7 +165,7 @@ void SessionCore::Compile(Op op, const Request& request) {
   if (!status.ok()) Fail(op, status);
 }
 
-absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& request) {
+absl::Status SessionCore::CompileXla(const Op& op, proxy::CompileRequest& request) {
   if (request.compile_options().type_name() != "xla::ifrt::XlaCompileOptions") {
     return absl::InvalidArgumentError(absl::StrCat("An XLA program with compile options of type '",
                                                    request.compile_options().type_name().substr(0, 100), "'"));
@@ -165,10 +174,10 @@ absl::Status SessionCore::CompileXla(const Op& op, const proxy::CompileRequest& 
   if (!wrapped.ParseFromString(request.compile_options().data())) {
     return absl::InvalidArgumentError("Cannot decode the compile options");
   }
-  return CompileModule(op, request.program().data(), *wrapped.mutable_compile_options());
+  return CompileModule(op, absl::Cord(TakeProgram(request)), *wrapped.mutable_compile_options());
 }
 
-absl::Status SessionCore::CompileModule(const Op& op, std::string program, xla::CompileOptionsProto& options) {
+absl::Status SessionCore::CompileModule(const Op& op, absl::Cord program, xla::CompileOptionsProto& options) {
   PendingCompile pending;
   LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
   LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
@@ -211,8 +220,8 @@ void SessionCore::OnCompiled(uint64_t token, absl::StatusOr<Compiled> result) {
   AnswerCompile(pending.op, std::move(executable));
 }
 
-absl::Status SessionCore::CompilePlugin(const Op& op, const proxy::CompileRequest& request) {
-  LB_ASSIGN_OR_RETURN(PluginProgram program, ParsePluginProgram(request.program().data()));
+absl::Status SessionCore::CompilePlugin(const Op& op, proxy::CompileRequest& request) {
+  LB_ASSIGN_OR_RETURN(PluginProgram program, ParsePluginProgram(TakeProgram(request)));
   auto executable = std::make_shared<Executable>();
   if (auto* question = std::get_if<Question>(&program)) {
     auto* memory = std::get_if<MemoryQuestion>(question);

@@ -85,9 +85,9 @@ TEST_F(SessionProgramsTest, TellsTheOptimisedProgram) {
   const uint64_t op = Send(TextRequest(executable));
   ASSERT_EQ(host_.fetches.size(), 1u);
   EXPECT_FALSE(Answered(op));
-  core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("a module"));
+  core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("YSBtb2R1bGU="));
   EXPECT_EQ(host_.responses[op].loaded_executable_human_readable_program_text_response().human_readable_program_text(),
-            absl::Base64Escape("a module"));
+            "YSBtb2R1bGU=");
 }
 
 std::string SealedQuestion(const IfrtResponse& compiled) {
@@ -112,11 +112,11 @@ TEST_F(SessionProgramsTest, GivesProgramsToClientsThatKeepThem) {
   ASSERT_EQ(host_.seals.size(), 1u);
   EXPECT_THAT(host_.seals.begin()->second, ElementsAre(DeviceId(2)));
   EXPECT_FALSE(Answered(asked));
-  core_->OnSealed(host_.seals.begin()->first, std::string("sealed"));
+  core_->OnSealed(host_.seals.begin()->first, std::string("c2VhbGVk"));
   EXPECT_EQ(Call(TextRequest(host_.responses[asked].compile_response().loaded_executable_handle()))
                 .loaded_executable_human_readable_program_text_response()
                 .human_readable_program_text(),
-            absl::StrCat("{\"program\":\"", absl::Base64Escape("sealed"), "\"}"));
+            R"({"program":"c2VhbGVk"})");
   // One that cannot be kept, and one that is not there.
   const uint64_t again = Send(QuestionRequest(SealedQuestion(compiled)));
   core_->OnSealed(host_.seals.rbegin()->first, absl::UnimplementedError("it calls functions"));

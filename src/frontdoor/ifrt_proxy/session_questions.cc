@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 #include "base/status.h"
 #include "frontdoor/ifrt_proxy/session_core.h"
 #include "frontdoor/ifrt_proxy/wire.h"
@@ -63,7 +63,7 @@ void SessionCore::OnSealed(uint64_t token, absl::StatusOr<std::string> sealed) {
   PendingQuestion question = std::move(it->second);
   programs_sealed_.erase(it);
   if (!sealed.ok()) return Fail(question.op, sealed.status());
-  AnswerQuestion(std::move(question), absl::StrCat("{\"program\":\"", absl::Base64Escape(*sealed), "\"}"));
+  AnswerQuestion(std::move(question), absl::StrCat("{\"program\":\"", *sealed, "\"}"));
 }
 
 void SessionCore::AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer) {
@@ -78,13 +78,17 @@ void SessionCore::OnOptimisedProgram(uint64_t token, absl::StatusOr<std::string>
   const Op op = std::move(it->second);
   programs_fetched_.erase(it);
   if (!program.ok()) return AnswerText(op, program.status());
-  AnswerText(op, absl::Base64Escape(*program));  // the client's message has room for text only
+  AnswerText(op, *std::move(program));
 }
 
 // Never a failed response: the client would abort.
 void SessionCore::AnswerText(const Op& op, absl::StatusOr<std::string> text) {
   auto response = NewResponse(op);
   auto* answer = response->mutable_loaded_executable_human_readable_program_text_response();
+  if (text.ok() && text->size() > limits::kProgramBytesMax) {
+    text = absl::ResourceExhaustedError(absl::StrCat("the text of this program has ", text->size(), " bytes; at most ",
+                                                     limits::kProgramBytesMax, " can be sent"));
+  }
   if (text.ok()) {
     answer->set_human_readable_program_text(*std::move(text));
   } else {

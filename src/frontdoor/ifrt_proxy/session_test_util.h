@@ -29,8 +29,8 @@ class FakeSessionHost final : public SessionHost {
     responses[op] = std::move(*response);
   }
   RequestId NewRequestId() override { return RequestId(next_request++); }
-  void Compile(uint64_t token, std::string program, std::string options, bool split) override {
-    compiles[token] = {std::move(program), std::move(options)};
+  void Compile(uint64_t token, absl::Cord program, std::string options, bool split) override {
+    compiles[token] = {std::string(program), std::move(options)};
     last_split = split;
   }
   void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
@@ -39,7 +39,7 @@ class FakeSessionHost final : public SessionHost {
   void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId> devices) override {
     seals[token] = std::move(devices);
   }
-  void OpenProgram(uint64_t token, std::string sealed) override { opened[token] = std::move(sealed); }
+  void OpenProgram(uint64_t token, absl::Cord sealed) override { opened[token] = std::string(sealed); }
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t handle, int64_t expected) override {
     ClaimedUpload claimed;
     claimed.key = next_key++;

@@ -143,7 +143,7 @@ void FuzzOne(absl::string_view input) {
       return;
     }
     default: {
-      const absl::StatusOr<PluginProgram> program = ParsePluginProgram(choices.Rest());
+      const absl::StatusOr<PluginProgram> program = ParsePluginProgram(std::string(choices.Rest()));
       if (program.ok()) {
         const auto* reshard = std::get_if<ReshardProgram>(&*program);
         LB_CHECK(reshard == nullptr || (!reshard->in.empty() && reshard->in.size() == reshard->out.size()));

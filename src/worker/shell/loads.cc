@@ -22,26 +22,28 @@ void Loads::Start(const LoadExecutable& load) {
     context_->PostEnd([this, executable, status = std::move(status)] { Finish(executable, status); });
   };
   if (!load.inline_envelope().empty()) {
-    return LoadBytes(executable, std::move(devices), std::make_shared<const std::string>(load.inline_envelope()),
-                     load.sha256());
+    auto bytes = std::make_shared<const std::string>(load.inline_envelope());
+    return LoadBytes(executable, std::move(devices), *bytes, bytes, load.sha256());
   }
   if (load.size() <= 0 || load.size() > limits::kEnvelopeBytesMax) {
     return fail(absl::InvalidArgumentError(
         absl::StrCat("a program of ", load.size(), " bytes; at most ", limits::kEnvelopeBytesMax, " are possible")));
   }
-  auto bytes = std::make_shared<std::string>(static_cast<size_t>(load.size()), '\0');
+  // Not set to anything: touching so much memory would hold up the loop.
+  const auto size = static_cast<size_t>(load.size());
+  std::shared_ptr<char[]> bytes(new char[size]);
   puller_->Pull(
-      context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes->data(), bytes->size(),
-      bytes, [this, executable, devices = std::move(devices), bytes, sha256 = load.sha256()](absl::Status status) {
+      context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes.get(), size, bytes,
+      [this, executable, devices = std::move(devices), bytes, size, sha256 = load.sha256()](absl::Status status) {
         if (!status.ok()) {
           return Finish(executable, AddContext(status, absl::StrCat("fetching program ", executable.ToString())));
         }
-        LoadBytes(executable, devices, bytes, sha256);
+        LoadBytes(executable, devices, {bytes.get(), size}, bytes, sha256);
       });
 }
 
-void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
-                      std::string sha256) {
+void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, absl::string_view bytes,
+                      std::shared_ptr<const void> owner, std::string sha256) {
   context_->Begin();
   auto job = std::make_shared<Job>();
   job->context = context_->shared_from_this();
@@ -49,13 +51,13 @@ void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, std::sh
   job->done = [this, executable](absl::StatusOr<std::shared_ptr<LoadedProgram>> result) {
     Finish(executable, std::move(result));
   };
-  context_->pool->Run([job, executable, bytes = std::move(bytes), sha256 = std::move(sha256)]() mutable {
-    if (Sha256Raw(*bytes) != sha256) {
+  context_->pool->Run([job, executable, bytes, owner = std::move(owner), sha256 = std::move(sha256)]() mutable {
+    if (Sha256Raw(bytes) != sha256) {
       return job->End(absl::InvalidArgumentError(
           absl::StrCat("program ", executable.ToString(), " arrived damaged: its checksum differs")));
     }
-    absl::StatusOr<ExecutableBody> body = OpenEnvelopeFor(job->context->io->client(), *bytes);
-    bytes.reset();
+    absl::StatusOr<ExecutableBody> body = OpenEnvelopeFor(job->context->io->client(), bytes);
+    owner.reset();
     if (!body.ok()) return job->End(body.status());
     job->body = *std::move(body);
     job->SupplyHandlers();

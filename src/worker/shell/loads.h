@@ -44,8 +44,8 @@ class Loads {
     std::function<void(absl::StatusOr<std::shared_ptr<LoadedProgram>>)> done;  // on the loop
   };
 
-  void LoadBytes(ExecutableId executable, std::vector<int> devices, std::shared_ptr<const std::string> bytes,
-                 std::string sha256);
+  void LoadBytes(ExecutableId executable, std::vector<int> devices, absl::string_view bytes,
+                 std::shared_ptr<const void> owner, std::string sha256);
   void Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded);
   // Freeing a program takes milliseconds: not on the loop.
   void Destroy(std::shared_ptr<LoadedProgram> program);
