@@ -30,16 +30,30 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
   void Call(CollectiveCall call) override {
     const CollectiveStep& step = launch_.program->steps()[static_cast<size_t>(call.op)];
     if (step.kind == CollectiveOp::PARTITION_ID || step.kind == CollectiveOp::REPLICA_ID) return AnswerId(step, call);
-    std::shared_ptr<GroupCall> ready;
+    std::shared_ptr<GroupCall> ready, next;
     absl::Status refused;
     {
       absl::MutexLock lock(&mutex_);
       refused = aborted_;
-      if (refused.ok()) refused = Place(step, call, ready);
+      if (refused.ok()) refused = Place(step, call, ready, next);
       if (!refused.ok()) ++pending_;
     }
     if (!refused.ok()) return Finish(std::move(call.done), refused);
     if (ready != nullptr) ready->Start();
+    if (next != nullptr) next->Prepare();
+  }
+
+  void Close() override {
+    std::vector<dataplane::PullId> pulls;
+    std::map<CallName, std::shared_ptr<GroupCall>> unused;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (closed_ || !aborted_.ok()) return;
+      closed_ = true;
+      pulls.assign(pulls_.begin(), pulls_.end());
+      unused.swap(collecting_);
+    }
+    for (dataplane::PullId pull : pulls) options_.plane->Cancel(pull, NoMoreCalls());
   }
 
   void Abort(const absl::Status& why) override {
@@ -119,7 +133,7 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
       if (!entry->over) {
         entry->id = pull;
         pulls_.insert(pull);
-        aborted = aborted_;  // it came between: its list of pulls was without this one
+        aborted = closed_ ? NoMoreCalls() : aborted_;  // it came between: its list of pulls was without this one
       }
     }
     if (!aborted.ok()) options_.plane->Cancel(pull, aborted);
@@ -154,9 +168,12 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
     call.done(absl::OkStatus());
   }
 
-  // `ready`: set when this was the last of our members.
-  absl::Status Place(const CollectiveStep& step, CollectiveCall& call, std::shared_ptr<GroupCall>& ready)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  static absl::Status NoMoreCalls() { return absl::CancelledError("the programs have ended"); }
+
+  // `ready`: set when this was the last of our members. `next`: set when what it will need the next time is worth asking for
+  // now, to be had as soon as it is there.
+  absl::Status Place(const CollectiveStep& step, CollectiveCall& call, std::shared_ptr<GroupCall>& ready,
+                     std::shared_ptr<GroupCall>& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto& groups = launch_.program->groups()[static_cast<size_t>(step.groups)];
     const CollectiveProgram::Place place = groups.place_of_device[static_cast<size_t>(call.device)];
     if (place.group < 0) {
@@ -171,23 +188,37 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
     }
     const CallName name{call.op, place.group, occurrence++};
     const GroupLayout& where = layout(step, place.group);
-    std::shared_ptr<GroupCall>& slot = collecting_[name];
-    if (slot == nullptr)
-      slot = std::make_shared<GroupCall>(shared_from_this(), step, where, call.op, std::get<2>(name));
+    const int32_t op = call.op;
+    auto call_named = [&](int64_t number) {
+      std::shared_ptr<GroupCall>& slot = collecting_[{op, place.group, number}];
+      const bool is_new = slot == nullptr;
+      if (is_new) slot = std::make_shared<GroupCall>(shared_from_this(), step, where, op, number);
+      return std::pair(slot, is_new);
+    };
+    const int64_t number = std::get<2>(name);
+    const std::shared_ptr<GroupCall> slot = call_named(number).first;
     ++pending_;
-    if (slot->Join(place.rank, std::move(call))) {
-      ready = slot;
-      collecting_.erase(name);
+    if (!slot->Join(place.rank, std::move(call))) return absl::OkStatus();
+    ready = slot;
+    collecting_.erase(name);
+    // Called again, so in a loop. The one that asks in vain at its end costs a message and its taking back.
+    if (number > 0 && number + 1 < kCollectiveOccurrencesMax && slot->CanPrepare()) {
+      if (auto [following, is_new] = call_named(number + 1); is_new) next = following;
     }
     return absl::OkStatus();
   }
 
   void Pulled(PullEntry& entry, const absl::Status& status) {
     absl::Status known = status;
+    absl::AnyInvocable<void(const absl::Status&)> dropped;  // goes without the lock
     {
       absl::MutexLock lock(&mutex_);
       entry.over = true;
       if (entry.id.has_value()) pulls_.erase(*entry.id);
+      if (closed_ && !status.ok()) {  // of a call that will not be
+        dropped = std::move(entry.done);
+        return;
+      }
       if (!status.ok() && !aborted_.ok()) known = aborted_;
       if (absl::IsUnavailable(known) && aborted_.ok() && options_.on_broken) {
         stalled_.push_back(std::move(entry.done));
@@ -225,6 +256,7 @@ class Run final : public CollectiveRun, public RunContext, public std::enable_sh
   std::set<dataplane::PullId> pulls_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::AnyInvocable<void(const absl::Status&)>> stalled_ ABSL_GUARDED_BY(mutex_);  // pulls that broke
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

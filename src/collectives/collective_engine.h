@@ -57,6 +57,8 @@ class CollectiveRun {
   // Ends every call under way, and every later one, with `why`; the other workers' calls that wait for ours too. To be
   // called when a local device's program fails, a worker of the launch is lost, or the launch is given up.
   virtual void Abort(const absl::Status& why) = 0;
+  // The programs of the local devices have ended: no call comes any more. What was asked of peers for a next time is taken back.
+  virtual void Close() = 0;
   // OK while it runs. For messages.
   virtual absl::Status status() const = 0;
   // Calls that are not done, and bytes that peers have yet to take. 0: nothing is left to do.

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -415,6 +417,61 @@ TEST(CollectiveEngine, AbortEndsCallsOnAllWorkers) {
     std::vector<absl::Status> next;
     EXPECT_TRUE(workers.CallAll(0, operands, &next) == Expected(c, workers.program().steps()[0], operands));
     for (const absl::Status& status : next) EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// A small reduction that was called twice is asked for ahead: what nobody calls is taken back at the end, here and at peers.
+TEST(CollectiveEngine, LoopsAskAheadAndTakeItBack) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  TestWorkers workers(ProgramOf(c), kPlacements[2]);
+  auto open = [&] {
+    uint64_t count = 0;
+    for (int w = 0; w < workers.workers(); ++w) count += workers.plane(w).Stats().pulls_open;
+    return count;
+  };
+  auto waiting = [&] {
+    uint64_t count = 0;
+    for (int w = 0; w < workers.workers(); ++w) count += workers.plane(w).Stats().reads_waiting;
+    return count;
+  };
+  auto becomes = [](const std::function<uint64_t()>& count, uint64_t wanted) {
+    for (int wait = 0; wait < 5000 && count() != wanted; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return count() == wanted;
+  };
+  for (uint64_t space : {77, 78}) {
+    if (space != 77) workers.Launch(space);
+    for (uint32_t round = 0; round < 6; ++round) {
+      const Bytes operands = RandomOperands(workers.program().steps()[0], round);
+      std::vector<absl::Status> statuses;
+      EXPECT_TRUE(workers.CallAll(0, operands, &statuses) == Expected(c, workers.program().steps()[0], operands));
+      for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+      // From each of four workers the sums of three others.
+      EXPECT_TRUE(becomes(open, round == 0 ? 0 : 12)) << round << ": " << open();
+    }
+    EXPECT_TRUE(becomes(waiting, 12)) << waiting();
+    workers.Close();
+    EXPECT_TRUE(becomes(open, 0)) << open();
+    EXPECT_TRUE(becomes(waiting, 0)) << waiting();
+    for (int w = 0; w < workers.workers(); ++w) {
+      EXPECT_TRUE(workers.run(w)->status().ok()) << workers.run(w)->status();
+      EXPECT_TRUE(becomes([&] { return static_cast<uint64_t>(workers.run(w)->pending()); }, 0));
+    }
+  }
+}
+
+TEST(CollectiveEngine, AbortEndsWhatWasAskedAhead) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  TestWorkers workers(ProgramOf(c), kPlacements[2]);
+  const Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::vector<absl::Status> statuses;
+  for (int round = 0; round < 3; ++round) workers.CallAll(0, operands, &statuses);
+  TestWorkers::Calls calls(workers, 0, operands, kDevices - 1);  // all but one member of the fourth
+  workers.run(3)->Abort(absl::DataLossError("device 7 went away"));
+  calls.Wait();
+  for (const absl::Status& status : calls.statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   }
 }
 

@@ -77,11 +77,13 @@ class TestWorkers {
     Launch(space);
   }
   ~TestWorkers() {
+    Close();
     for (auto& plane : planes_) plane->Shutdown();
   }
 
   // A new launch on all workers.
   void Launch(uint64_t space) {
+    Close();
     runs_.clear();
     std::vector<Incarnation> peers;
     std::vector<uint32_t> slices;
@@ -98,6 +100,11 @@ class TestWorkers {
       LB_CHECK(run.ok());
       runs_.push_back(*std::move(run));
     }
+  }
+
+  // The launch's programs have ended.
+  void Close() {
+    for (auto& run : runs_) run->Close();
   }
 
   static Incarnation Peer(int worker) { return Incarnation(static_cast<uint64_t>(worker) + 100); }

@@ -32,7 +32,6 @@ void GroupCall::Drop(const absl::Status& why) {
 void GroupCall::Start() {
   member_of_rank_.assign(static_cast<size_t>(layout_.size()), members_.size());
   for (size_t m = 0; m < members_.size(); ++m) member_of_rank_[static_cast<size_t>(members_[m].rank)] = m;
-  Begin();
   switch (step_.kind) {
     case CollectiveOp::ALL_REDUCE:
     case CollectiveOp::REDUCE_SCATTER: StartReduction(); break;
@@ -114,8 +113,8 @@ const std::byte* GroupCall::Partials::Find(int first, int count) const {
   return nullptr;
 }
 
-void GroupCall::TakePartials(const std::shared_ptr<Partials>& partials, absl::Span<const int> ranks, int operand,
-                             int64_t offset, int64_t bytes, absl::AnyInvocable<void(const absl::Status&)> then) {
+void GroupCall::TakePartials(Partials& partials, absl::Span<const int> ranks, int operand, int64_t offset,
+                             int64_t bytes, absl::AnyInvocable<void(const absl::Status&)> then) {
   struct Taking {
     Countdown left{1};  // one for us
     absl::AnyInvocable<void(const absl::Status&)> then;
@@ -127,15 +126,15 @@ void GroupCall::TakePartials(const std::shared_ptr<Partials>& partials, absl::Sp
     if (taking->left.End()) taking->then(taking->left.status());
   };
   Begin();  // until all pulls are posted
-  for (size_t t = 0; t < partials->subtrees.size(); ++t) {
-    const Subtree& subtree = partials->subtrees[t];
+  for (size_t t = 0; t < partials.subtrees.size(); ++t) {
+    const Subtree& subtree = partials.subtrees[t];
     if (subtree.worker == layout_.self) continue;
-    partials->values[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
+    partials.values[t] = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
     if (bytes == 0) continue;
     taking->left.Add();
     Begin();
     const int rank = ranks.empty() ? subtree.first : ranks[static_cast<size_t>(subtree.first)];
-    run_->Pull(Device(rank), Key(kValues, rank, operand), offset, partials->values[t]->data(), bytes,
+    run_->Pull(Device(rank), Key(kValues, rank, operand), offset, partials.values[t]->data(), bytes,
                [self = shared_from_this(), come](const absl::Status& status) {
                  come(status);
                  self->End(status);
@@ -209,14 +208,12 @@ void GroupCall::ReduceLocally() {
 
 // Small: everybody takes everything, all operands at once, and reduces it.
 void GroupCall::ExchangeEagerly() {
-  int64_t bytes = 0;
-  for (const CollectiveTensor& tensor : step_.operands) bytes += Aligned(tensor.bytes);
-  auto partials = std::make_shared<Partials>(layout_.subtrees);
+  const int64_t bytes = EagerBytes();
   for (size_t t = 0; t < layout_.subtrees.size(); ++t) {
     const Subtree& subtree = layout_.subtrees[t];
     if (subtree.worker != layout_.self) continue;
     auto values = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
-    partials->values[t] = values;
+    eager_.values[t] = values;
     int64_t offset = 0;
     for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
       const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
@@ -228,16 +225,43 @@ void GroupCall::ExchangeEagerly() {
     run_->Publish(Key(kValues, subtree.first, 0),
                   std::make_shared<OutgoingMemory>(values->data(), bytes, bytes * OtherWorkers(), values), {});
   }
-  const bool at_once = bytes * static_cast<int64_t>(layout_.subtrees.size()) <= kInlineBytesMax;
-  TakePartials(partials, {}, 0, 0, bytes, [this, partials, at_once](const absl::Status& status) {
-    if (!status.ok()) return;
-    // Where the last of them came in: another thread would have to wake up for less work than that takes.
-    if (at_once) return ReduceEagerly(*partials);
-    Run([this, partials] { ReduceEagerly(*partials); });
-  });
+  Prepare();
+  CameEagerly();
 }
 
-void GroupCall::ReduceEagerly(const Partials& partials) {
+void GroupCall::Prepare() {
+  if (MayAsk()) AskEagerly();
+}
+
+// True once: who gets it asks. Its task keeps the call from being over before all has been asked for.
+bool GroupCall::MayAsk() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(asked_, true)) return false;
+  Begin();
+  return true;
+}
+
+void GroupCall::AskEagerly() {
+  TakePartials(eager_, {}, 0, 0, EagerBytes(), [this](const absl::Status& status) {
+    if (status.ok()) CameEagerly();
+  });
+  End(absl::OkStatus());
+}
+
+void GroupCall::CameEagerly() {
+  if (!eager_missing_.End()) return;
+  // Where the last of it came in: another thread would have to wake up for less work than that takes.
+  if (EagerBytes() * static_cast<int64_t>(layout_.subtrees.size()) <= kInlineBytesMax) return ReduceEagerly();
+  Run([this] { ReduceEagerly(); });
+}
+
+int64_t GroupCall::EagerBytes() const {
+  int64_t bytes = 0;
+  for (const CollectiveTensor& tensor : step_.operands) bytes += Aligned(tensor.bytes);
+  return bytes;
+}
+
+void GroupCall::ReduceEagerly() {
   int64_t offset = 0;
   for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
     const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
@@ -245,7 +269,7 @@ void GroupCall::ReduceEagerly(const Partials& partials) {
       const int64_t from = offset + BytesOfElements(tensor.dtype, range.begin);
       ReduceTree(layout_.size(), tensor.dtype, step_.reduction, range.size(), out,
                  [&](int first, int ranks) -> const std::byte* {
-                   const std::byte* values = partials.Find(first, ranks);
+                   const std::byte* values = eager_.Find(first, ranks);
                    return values == nullptr ? nullptr : values + from;
                  });
     };
@@ -331,7 +355,7 @@ void GroupCall::NextPiece(const std::shared_ptr<Pipeline>& pipeline) {
   const ElementRange piece{begin, std::min(begin + pipeline->piece_elements, pipeline->part.end)};
   if (layout_.hierarchical()) return NextPieceOverSlices(pipeline, piece);
   auto partials = std::make_shared<Partials>(layout_.subtrees);
-  TakePartials(partials, {}, pipeline->operand, BytesOfElements(tensor.dtype, begin), BytesOf(tensor.dtype, piece),
+  TakePartials(*partials, {}, pipeline->operand, BytesOfElements(tensor.dtype, begin), BytesOf(tensor.dtype, piece),
                [this, pipeline, piece, partials](const absl::Status& status) {
                  if (!status.ok()) return;
                  Run([this, pipeline, piece, partials] { ReducePiece(pipeline, piece, *partials); });

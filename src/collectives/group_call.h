@@ -80,6 +80,13 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   // Gives a call up that has not started.
   void Drop(const absl::Status& why);
   void Start();
+  // Asks for what others will bring before our members are here; then it comes at once when it is there. At most once, any
+  // thread, also beside Start.
+  void Prepare();
+  bool CanPrepare() const {
+    return (step_.kind == CollectiveOp::ALL_REDUCE || step_.kind == CollectiveOp::REDUCE_SCATTER) && small() &&
+           step_.operand_bytes > 0 && layout_.workers.size() > 1;
+  }
 
  private:
   struct Member {
@@ -127,10 +134,10 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   // Pulls from the worker of `rank`; `then` (may be empty) runs on the data plane's thread if all went well.
   void Take(int rank, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
             absl::AnyInvocable<void()> then = {});
-  // Takes the bytes [offset, offset + bytes) of an operand's sums over those of the subtrees that other workers have. `then`:
-  // when all have come, with the first error, on any thread. `ranks`: see OfferSubtree.
-  void TakePartials(const std::shared_ptr<Partials>& partials, absl::Span<const int> ranks, int operand, int64_t offset,
-                    int64_t bytes, absl::AnyInvocable<void(const absl::Status&)> then);
+  // Takes the bytes [offset, offset + bytes) of an operand's sums over those of the subtrees that other workers have. `then`,
+  // which keeps `partials`: when all have come, with the first error, on any thread. `ranks`: see OfferSubtree.
+  void TakePartials(Partials& partials, absl::Span<const int> ranks, int operand, int64_t offset, int64_t bytes,
+                    absl::AnyInvocable<void(const absl::Status&)> then);
   // Memory of the program's, which is ours until peers have taken `expected` bytes; or, of small calls, a copy of it.
   void OfferMemory(const CollectiveKey& key, const std::byte* data, int64_t bytes, int64_t expected);
   void OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing);
@@ -140,7 +147,11 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   void StartReduction();
   void ReduceLocally();
   void ExchangeEagerly();
-  void ReduceEagerly(const Partials& partials);
+  bool MayAsk();  // and begins a task, which AskEagerly ends
+  void AskEagerly();
+  void CameEagerly();
+  void ReduceEagerly();
+  int64_t EagerBytes() const;
   void ExchangeInParts();
   void OfferPartials(int operand);
   // `name`: see Pipeline.
@@ -209,7 +220,12 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   std::vector<Member> members_;  // ours, as they came; fixed from Start on
   std::vector<size_t> member_of_rank_;
   bool copy_to_others_ = false;  // the first member's results are everybody's
-  Countdown tasks_{0};
+  Countdown tasks_{1};           // one until it has started
+  // Of small reductions.
+  absl::Mutex mutex_;
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  Partials eager_{layout_.subtrees};
+  Countdown eager_missing_{2};  // ours, and what others bring
 };
 
 }  // namespace landbridge

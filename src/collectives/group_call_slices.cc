@@ -103,7 +103,7 @@ void GroupCall::SumOfSlice(int operand, ElementRange piece, SliceValuesDone done
                });
     return out;
   };
-  TakePartials(partials, slice().ranks, operand, offset, bytes,
+  TakePartials(*partials, slice().ranks, operand, offset, bytes,
                [this, reduce, done = std::move(done)](const absl::Status& status) mutable {
                  if (!status.ok()) return done(status);
                  Run([reduce, done = std::move(done)]() mutable { done(reduce()); });

@@ -60,7 +60,10 @@ absl::Status CollectiveLaunches::Open(const Launch& launch, LaunchWork* work) {
 }
 
 void CollectiveLaunches::Close(Ticket ticket) {
-  if (auto it = runs_.find(ticket); it != runs_.end()) it->second.closed = true;
+  if (auto it = runs_.find(ticket); it != runs_.end()) {
+    it->second.closed = true;
+    it->second.run->Close();
+  }
   Forget();
 }
 
