@@ -86,8 +86,7 @@ absl::StatusOr<GangProgram> ControlClient::AddProgram(const std::shared_ptr<cons
   absl::Status status;
   OnLoop([&] {
     for (const std::vector<DeviceId>& devices : gangs) {
-      absl::StatusOr<ExecutableId> id = host_->controller().AddExecutable(
-          kSession, image, image->info.portable() ? std::vector<DeviceId>{} : devices);
+      absl::StatusOr<ExecutableId> id = host_->controller().AddExecutable(kSession, image, devices);
       if (!id.ok()) {
         status = id.status();
         return;

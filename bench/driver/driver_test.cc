@@ -175,15 +175,18 @@ TEST_F(DriverTest, SaysWhatWentWrong) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("names nothing"));
 }
 
-TEST_F(DriverTest, ValuesOfEveryModeOnThePlugin) {
-  StartReal(2);
+class PluginDriverTest : public DriverTest, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Devices, PluginDriverTest, ::testing::Values(1, 2));
+
+TEST_P(PluginDriverTest, ValuesOfEveryMode) {
+  StartReal(GetParam());
   CompileServiceOptions compile;
   compile.plugin_path = pjrt::TestPluginPath();
   compile.compiler_binary = LB_COMPILER_BINARY;
   compile.child_count = 1;
   const auto compiler = Value(CompileService::Start(compile), "compiler");
   ProgramShape shape;
-  shape.devices = 2;
+  shape.devices = GetParam();
   programs_.one = Add(Value(CompileProgram(*compiler, shape), "x + 1"));
   shape.adds = 16;
   programs_.fused = Add(Value(CompileProgram(*compiler, shape), "x + 16"));
