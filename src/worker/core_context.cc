@@ -1,5 +1,6 @@
 #include "worker/core_context.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -74,13 +75,13 @@ void CoreContext::CreatePoisoned(const std::vector<BufferRef>& refs, Ticket tick
 
 void MemoryNeeds::Add(PoolId pool, int64_t bytes) {
   if (bytes <= 0) return;
-  for (Need& need : needs_) {
-    if (need.pool == pool) {
-      need.bytes = AddBytes(need.bytes, bytes);
-      return;
-    }
+  if (needs_.empty() || needs_.back().pool < pool) {
+    needs_.push_back(Need{pool, bytes, false});
+    return;
   }
-  needs_.push_back(Need{pool, bytes, false});
+  auto at = std::lower_bound(needs_.begin(), needs_.end(), pool, Before);
+  if (at->pool != pool) at = needs_.insert(at, Need{pool, 0, false});
+  at->bytes = AddBytes(at->bytes, bytes);
 }
 
 absl::Status MemoryNeeds::Ask(MemoryAdmission& memory, MemoryAdmission::Key key, Waiter who) {
@@ -124,10 +125,8 @@ void MemoryNeeds::Drop(MemoryAdmission& memory, MemoryAdmission::Key key) {
 }
 
 int64_t MemoryNeeds::BytesOf(PoolId pool) const {
-  for (const Need& need : needs_) {
-    if (need.pool == pool) return need.bytes;
-  }
-  return 0;
+  const auto at = std::lower_bound(needs_.begin(), needs_.end(), pool, Before);
+  return at == needs_.end() || at->pool != pool ? 0 : at->bytes;
 }
 
 absl::StatusOr<int64_t> DeviceBytes(int32_t dtype, absl::Span<const int64_t> dims) {

@@ -79,7 +79,7 @@ struct CoreContext {
   bool fenced = false;
 };
 
-// What a node asks of the pools: one request per pool.
+// What a node asks of the pools: one request per pool, by pool. Launches name their devices in ascending order mostly.
 class MemoryNeeds {
  public:
   struct Need {
@@ -99,6 +99,8 @@ class MemoryNeeds {
   const absl::InlinedVector<Need, 2>& all() const { return needs_; }
 
  private:
+  static bool Before(const Need& need, PoolId pool) { return need.pool < pool; }
+
   absl::InlinedVector<Need, 2> needs_;
   int waiting_ = 0;
 };

@@ -26,7 +26,7 @@ struct PoolId {
   uint32_t device = 0;
   bool host = false;
   std::string ToString() const;  // "device 1", "host memory of device 1"
-  friend bool operator==(const PoolId&, const PoolId&) = default;
+  friend auto operator<=>(const PoolId&, const PoolId&) = default;
 };
 
 class MemoryAdmission {

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "gtest/gtest.h"
+#include "worker/core_context.h"
 
 namespace landbridge {
 namespace {
@@ -73,6 +74,21 @@ TEST(MemoryAdmissionTest, SumsDoNotOverflow) {
   EXPECT_EQ(AddBytes(kMax, 1), kMax);
   EXPECT_EQ(AddBytes(kMax - 1, 1), kMax);
   EXPECT_EQ(AddBytes(2, 3), 5);
+}
+
+TEST(MemoryNeedsTest, OneRequestPerPoolInAnyOrder) {
+  MemoryNeeds needs;
+  for (uint32_t device : {2u, 3u, 0u, 3u, 1u}) needs.Add({device, false}, 10 + device);
+  needs.Add(kHost0, 5);
+  needs.Add({1, false}, 0);  // nothing
+  EXPECT_EQ(needs.BytesOf({0, false}), 10);
+  EXPECT_EQ(needs.BytesOf(kHost0), 5);
+  EXPECT_EQ(needs.BytesOf({1, false}), 11);
+  EXPECT_EQ(needs.BytesOf({2, false}), 12);
+  EXPECT_EQ(needs.BytesOf({3, false}), 26);
+  EXPECT_EQ(needs.BytesOf({3, true}), 0);
+  EXPECT_EQ(needs.BytesOf({4, false}), 0);
+  EXPECT_EQ(needs.all().size(), 5u);
 }
 
 }  // namespace
