@@ -219,16 +219,7 @@ TEST_F(WorkerProcessTest, ALostHolderIsFencedAndTheNextOneServed) {
   std::unique_ptr<dataplane::DataPlane> old_plane = std::move(plane_);
   flowing_ = false;
   stream_ = WorkerStream();
-  life_ = ProxyLife(SystemRandom().NextNonZero());
-  plane_ = OpenPlane();
-  HolderAgent::Options options;
-  options.rm_address = rm_->address();
-  options.life = life_;
-  options.client_address = "none";
-  options.data_address = plane_->address();
-  agent_ = std::make_unique<HolderAgent>(&loop_, options, AgentCallbacks());
-  agent_->Start();
-  agent_->Request({"cpu:4"});
+  StartHolder();
   ASSERT_TRUE(RunUntil([&] { return flowing_; }));
   // Nothing of the old holder is left, and array ids start anew.
   heartbeat_.Clear();

@@ -72,6 +72,12 @@ class WorkerProcessTest : public ::testing::Test {
     rm_ = Value(ResourceManagerServer::Start(&loop_, rm), "resource manager");
     StartWorker(device_memory_limit);
 
+    StartHolder();
+    ASSERT_TRUE(RunUntil([&] { return flowing_; })) << "no control stream";
+  }
+
+  // A new proxy's side, which asks for the slice.
+  void StartHolder() {
     life_ = ProxyLife(SystemRandom().NextNonZero());
     plane_ = OpenPlane();
     HolderAgent::Options options;
@@ -82,7 +88,6 @@ class WorkerProcessTest : public ::testing::Test {
     agent_ = std::make_unique<HolderAgent>(&loop_, options, AgentCallbacks());
     agent_->Start();
     agent_->Request({"cpu:4"});
-    ASSERT_TRUE(RunUntil([&] { return flowing_; })) << "no control stream";
   }
 
   // The proxy's.
