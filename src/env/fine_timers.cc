@@ -35,7 +35,12 @@ FineTimers::~FineTimers() {
 }
 
 void FineTimers::RunAfter(DurationNs delay, Loop::Task task) {
-  timers_.push({MonotonicClock().Now() + std::max<DurationNs>(delay, 0), next_number_++, std::move(task)});
+  RunAt(MonotonicClock().Now() + std::max<DurationNs>(delay, 0), std::move(task));
+}
+
+void FineTimers::RunAt(TimeNs due, Loop::Task task) {
+  due = std::max<TimeNs>(due, 1);  // 0 would stop the system's timer
+  timers_.push({due, next_number_++, std::move(task)});
   Arm();
 }
 

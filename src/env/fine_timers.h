@@ -25,8 +25,9 @@ class FineTimers {
   FineTimers(const FineTimers&) = delete;
   FineTimers& operator=(const FineTimers&) = delete;
 
-  // Runs `task` once, never early; those of one time in the order of their calls. A late loop runs all that are due in one
-  // turn.
+  // Runs `task` once at that time of MonotonicClock, never early, and at once when it is over; those of one time in the
+  // order of their calls. A late loop runs all that are due in one turn.
+  void RunAt(TimeNs due, Loop::Task task);
   void RunAfter(DurationNs delay, Loop::Task task);
 
  private:
