@@ -143,10 +143,11 @@ def ask_many(port, questions, timeout=60):
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         s.sendall(b"".join(frame(ADMIN_REQUEST, json.dumps(question).encode()) for question in questions))
         answers = []
+        reader = s.makefile("rb")    # recv gives what is there: MSG_WAITALL does not wait where there is a time limit
         for _ in questions:
-            magic, length, crc, kind = struct.unpack("<IIII", s.recv(16, socket.MSG_WAITALL))
+            magic, length, crc, kind = struct.unpack("<IIII", reader.read(16))
             assert (magic, kind) == (MAGIC, ADMIN_ANSWER)
-            payload = s.recv(length, socket.MSG_WAITALL)
+            payload = reader.read(length)
             assert len(payload) == length and crc == crc32c(payload)
             answers.append(json.loads(payload))
         return answers
