@@ -1,9 +1,5 @@
 #include "compiler/compile_service.h"
 
-#include <dirent.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,11 +17,15 @@
 #include "base/sha256.h"
 #include "collectives/collective_handler.h"
 #include "collectives/engine_test_util.h"
+#include "compiler/compile_service_test_util.h"
 #include "compiler/load.h"
 #include "custom_calls/handler_supply.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "pjrt/client.h"
 #include "pjrt/test_support.h"
 #include "pjrt/virtual_compute.h"
+#include "proto/xla/hlo.pb.h"
 
 namespace landbridge {
 namespace {
@@ -36,98 +36,6 @@ using pjrt::Value;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// The build puts binaries into bin/, three levels up from test binaries' own folder at most.
-std::string CompilerBinary() {
-  if (const char* named = ::getenv("LANDBRIDGE_COMPILER")) return named;
-  char path[4096];
-  ssize_t n = ::readlink("/proc/self/exe", path, sizeof(path));
-  std::string folder(path, static_cast<size_t>(n > 0 ? n : 0));
-  for (int i = 0; i < 4 && !folder.empty(); ++i) {
-    folder = folder.substr(0, folder.rfind('/'));
-    std::string candidate = folder + "/bin/landbridge-compiler";
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-  }
-  return "landbridge-compiler";
-}
-
-CompileServiceOptions ServiceOptions() {
-  CompileServiceOptions options;
-  options.compiler_binary = CompilerBinary();
-  options.plugin_path = pjrt::TestPluginPath();
-  options.child_count = 1;
-  options.enable_test_faults = true;
-  options.log_dir = testing::TempDir();
-  return options;
-}
-
-CompileRequest Request(absl::string_view program, int partitions = 1) {
-  CompileRequest request;
-  request.program = std::string(program);
-  request.compile_options = pjrt::TestCompileOptions(partitions).SerializeAsString();
-  return request;
-}
-
-CompileResult CompileNow(CompileService& service, CompileRequest request) {
-  std::promise<CompileResult> promise;
-  service.Compile(std::move(request), [&](CompileResult result) { promise.set_value(std::move(result)); });
-  return promise.get_future().get();
-}
-
-// Children of this process, by pid.
-std::set<pid_t> Children() {
-  std::set<pid_t> children;
-  DIR* proc = ::opendir("/proc");
-  while (dirent* entry = ::readdir(proc)) {
-    pid_t pid = std::atoi(entry->d_name);
-    if (pid <= 0) continue;
-    std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-    std::string line;
-    std::getline(file, line);
-    size_t after_name = line.rfind(')');
-    if (after_name == std::string::npos) continue;
-    if (std::atoi(line.c_str() + after_name + 4) == ::getpid()) children.insert(pid);
-  }
-  ::closedir(proc);
-  return children;
-}
-
-class CompileServiceTest : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    pjrt::PreparePluginEnvironment(4);
-    auto plugin = Value(pjrt::Plugin::Load(pjrt::TestPluginPath()));
-    client_ = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(4))).release();
-    service_ = Value(CompileService::Start(ServiceOptions())).release();
-  }
-  static void TearDownTestSuite() {
-    delete service_;
-    service_ = nullptr;
-  }
-
-  static Buffer Upload(const std::vector<float>& values, size_t device) {
-    auto result =
-        Value(client_->BufferFromHost(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, {},
-                                      *client_->devices()[device].default_memory, HostSemantics::kOnlyDuringCall));
-    return std::move(result.buffer);
-  }
-  static std::vector<float> Download(const Buffer& buffer) {
-    std::vector<float> values(Value(buffer.HostImageBytes()) / sizeof(float));
-    absl::Status status = Value(buffer.CopyToHost(values.data(), values.size() * sizeof(float))).Await();
-    EXPECT_TRUE(status.ok()) << status;
-    return values;
-  }
-  static int32_t NextLaunch() {
-    static std::atomic<int32_t> next{1};
-    return next++;
-  }
-
-  static pjrt::Client* client_;
-  static CompileService* service_;
-};
-
-pjrt::Client* CompileServiceTest::client_ = nullptr;
-CompileService* CompileServiceTest::service_ = nullptr;
 
 TEST_F(CompileServiceTest, OneDeviceProgramRunsAnywhere) {
   auto program = Value(CompileNow(*service_, Request(pjrt::kAddProgram)));
@@ -347,6 +255,52 @@ TEST_F(CompileServiceTest, CacheAndJoining) {
   EXPECT_EQ(service->Stats().compiles, 1u);
 }
 
+// Its bytes are hashed and copied by a thread of the service: the call returns at once, and the answer comes there.
+TEST_F(CompileServiceTest, LargeProgramsAreHandledElsewhere) {
+  auto service = Value(CompileService::Start(ServiceOptions()));
+  CompileRequest large = Request(absl::StrCat(pjrt::kAddProgram, "// ", std::string(8 << 20, 'x')));
+  std::promise<std::thread::id> refused;
+  large.test_fault = "no such fault";  // the child refuses it: the answer needs no compile
+  service->Compile(large, [&](CompileResult) { refused.set_value(std::this_thread::get_id()); });
+  EXPECT_NE(refused.get_future().get(), std::this_thread::get_id());
+  large.test_fault.clear();
+  auto program = Value(CompileNow(*service, large));
+  EXPECT_EQ(program->info.name(), "jit_add");
+  const uint64_t compiles = service->Stats().compiles;
+  // A second time it is found, there too.
+  std::promise<std::thread::id> found;
+  service->Compile(large, [&](CompileResult result) {
+    EXPECT_EQ(Value(std::move(result)), program);
+    found.set_value(std::this_thread::get_id());
+  });
+  EXPECT_NE(found.get_future().get(), std::this_thread::get_id());
+  EXPECT_EQ(service->Stats().compiles, compiles);
+  // What has not begun when the service ends is told so.
+  std::promise<absl::Status> closed;
+  service->Compile(large, [&](CompileResult result) { closed.set_value(result.status()); });
+  service.reset();
+  const absl::Status end = closed.get_future().get();
+  EXPECT_TRUE(end.ok() || absl::IsFailedPrecondition(end)) << end;
+}
+
+TEST_F(CompileServiceTest, TellsTheOptimisedProgram) {
+  auto program = Value(CompileNow(*service_, Request(pjrt::kAddProgram)));
+  auto fetch = [&](const std::string& envelope) {
+    std::promise<absl::StatusOr<std::string>> promise;
+    service_->FetchOptimisedProgram(std::make_shared<const std::string>(envelope), Sha256Raw(envelope),
+                                    [&](absl::StatusOr<std::string> text) { promise.set_value(std::move(text)); });
+    return promise.get_future().get();
+  };
+  xla::HloModuleProto module;
+  ASSERT_TRUE(module.ParseFromString(Value(fetch(program->envelope))));
+  EXPECT_EQ(module.name(), "jit_add");
+  EXPECT_EQ(module.host_program_shape().parameters_size(), 2);
+  EXPECT_EQ(module.host_program_shape().result().dimensions(0), 4);
+  std::string damaged = program->envelope;
+  damaged.back() ^= 1;
+  EXPECT_EQ(fetch(damaged).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 // What one service has compiled, the next finds on disk; what nobody should trust is compiled again.
 TEST_F(CompileServiceTest, TheNextServiceFindsItOnDisk) {
   std::string folder = absl::StrCat(testing::TempDir(), "/compile_cache.XXXXXX");
@@ -405,152 +359,6 @@ TEST_F(CompileServiceTest, TheNextServiceFindsItOnDisk) {
   }
 }
 
-TEST_F(CompileServiceTest, AbortFailsThatCompileOnly) {
-#ifdef LB_SANITIZED
-  GTEST_SKIP() << "the sanitizer turns the signal into an exit code";
-#endif
-  auto service = Value(CompileService::Start(ServiceOptions()));
-  CompileRequest request = Request(pjrt::kAddProgram);
-  request.test_fault = "abort";
-  auto result = CompileNow(*service, request);
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("died with signal 6"));
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("landbridge-compiler-0.log"));
-  EXPECT_EQ(service->Stats().child_deaths, 1u);
-  // Not tried again soon; others are.
-  EXPECT_EQ(CompileNow(*service, request).status(), result.status());
-  EXPECT_EQ(service->Stats().child_deaths, 1u);
-  EXPECT_EQ(Value(CompileNow(*service, Request(pjrt::kAddProgram)))->info.name(), "jit_add");
-}
-
-TEST_F(CompileServiceTest, EndlessLoopMeetsTheTimeLimit) {
-  CompileServiceOptions options = ServiceOptions();
-  options.time_limit = 5 * kSecond;
-  options.child_count = 2;
-  options.negative_cache_time = 0;
-  auto service = Value(CompileService::Start(options));
-  CompileRequest request = Request(pjrt::kAddProgram);
-  request.test_fault = "loop";
-  std::promise<CompileResult> looped;
-  service->Compile(request, [&](CompileResult result) { looped.set_value(std::move(result)); });
-  // The other child goes on meanwhile.
-  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kMatmulProgram)).ok());
-  auto result = looped.get_future().get();
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("limit of 5 s"));
-  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
-}
-
-TEST_F(CompileServiceTest, MemoryLimit) {
-#ifdef LB_SANITIZED
-  GTEST_SKIP() << "a sanitizer's shadow memory is beyond any limit";
-#endif
-  CompileServiceOptions options = ServiceOptions();
-  options.memory_limit_bytes = int64_t{1} << 30;
-  auto service = Value(CompileService::Start(options));
-  CompileRequest request = Request(pjrt::kAddProgram);
-  request.test_fault = "allocate";
-  auto result = CompileNow(*service, request);
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted) << result.status();
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("1073741824"));
-  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kPsumProgram, 4)).ok());
-}
-
-// The one child that `service`, started after `before` was taken, has now.
-pid_t ChildSince(const std::set<pid_t>& before) {
-  for (pid_t pid : Children()) {
-    if (!before.contains(pid)) return pid;
-  }
-  ADD_FAILURE() << "no compiler process found";
-  return 0;
-}
-
-TEST_F(CompileServiceTest, KilledWhileIdleIsRestarted) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  const std::set<pid_t> before = Children();
-  auto service = Value(CompileService::Start(ServiceOptions()));
-  ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
-  const pid_t child = ChildSince(before);
-  ASSERT_GT(child, 0);
-  ASSERT_EQ(::kill(child, SIGKILL), 0);
-  auto result = CompileNow(*service, Request(pjrt::kMatmulProgram));
-  EXPECT_TRUE(result.ok()) << result.status();
-  EXPECT_NE(ChildSince(before), child);
-  EXPECT_EQ(service->Stats().child_deaths, 0u);
-}
-
-TEST_F(CompileServiceTest, KilledWhileCompilingFailsThatCompile) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  const std::set<pid_t> before = Children();
-  auto service = Value(CompileService::Start(ServiceOptions()));
-  ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
-  const pid_t child = ChildSince(before);
-  ASSERT_GT(child, 0);
-  CompileRequest looping = Request(pjrt::kAddProgram);
-  looping.test_fault = "loop";
-  std::promise<CompileResult> promise;
-  service->Compile(looping, [&](CompileResult result) { promise.set_value(std::move(result)); });
-  // It loops when it uses the processor: wait until it has used more than compiling took.
-  auto cpu_ticks = [&] {
-    std::ifstream file(absl::StrCat("/proc/", child, "/stat"));
-    std::string line;
-    std::getline(file, line);
-    std::vector<std::string> fields = absl::StrSplit(line.substr(line.rfind(')') + 2), ' ');
-    return std::atol(fields[11].c_str()) + std::atol(fields[12].c_str());
-  };
-  for (long start = cpu_ticks(); cpu_ticks() < start + 20;) std::this_thread::yield();
-  ASSERT_EQ(::kill(child, SIGKILL), 0);
-  auto result = promise.get_future().get();
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("died with signal 9"));
-  EXPECT_TRUE(CompileNow(*service, Request(pjrt::kMatmulProgram)).ok());
-}
-
-TEST_F(CompileServiceTest, ShutdownEndsEverything) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  std::set<pid_t> before = Children();
-  auto service = Value(CompileService::Start(ServiceOptions()));
-  CompileRequest looping = Request(pjrt::kAddProgram);
-  looping.test_fault = "loop";
-  std::vector<absl::Status> statuses;
-  std::mutex mutex;
-  auto note = [&](CompileResult result) {
-    std::lock_guard<std::mutex> lock(mutex);
-    statuses.push_back(result.status());
-  };
-  service->Compile(looping, note);
-  service->Compile(Request(pjrt::kMatmulProgram), note);
-  service.reset();
-  ASSERT_EQ(statuses.size(), 2u);
-  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Children(), before);
-}
-
-TEST_F(CompileServiceTest, QueueIsBounded) {
-  auto service = Value(CompileService::Start(ServiceOptions()));
-  CompileRequest looping = Request(pjrt::kAddProgram);
-  looping.test_fault = "loop";
-  std::atomic<size_t> closed{0};
-  std::atomic<size_t> refused{0};
-  auto count = [&](CompileResult result) {
-    if (absl::IsAborted(result.status())) ++refused;
-    if (absl::IsFailedPrecondition(result.status())) ++closed;
-  };
-  // One may have been taken from the queue by the child's thread already.
-  const size_t requests = limits::kCompileQueueMax + 2;
-  for (size_t i = 0; i < requests; ++i) {
-    looping.program = absl::StrCat(pjrt::kAddProgram, "// ", i);
-    service->Compile(looping, count);
-  }
-  EXPECT_GE(refused, 1u);
-  EXPECT_LE(refused, 2u);
-  service.reset();
-  EXPECT_EQ(closed + refused, requests);
-}
-
 // Two results, one a sum over all devices, on two workers of two devices each.
 TEST_F(CompileServiceTest, SplitProgramsRunOnSeveralWorkers) {
   CompileRequest request = Request(pjrt::kShardedProgram, 4);
@@ -596,36 +404,6 @@ TEST_F(CompileServiceTest, SplitProgramsRunOnSeveralWorkers) {
   request = Request(pjrt::kAddProgram);
   request.split = true;
   EXPECT_FALSE(Value(CompileNow(*service_, request))->info.split());
-}
-
-TEST_F(CompileServiceTest, StartErrors) {
-  CompileServiceOptions options = ServiceOptions();
-  options.compiler_binary = "/nonexistent/landbridge-compiler";
-  EXPECT_THAT(std::string(CompileService::Start(options).status().message()), HasSubstr("/nonexistent/"));
-  options = ServiceOptions();
-  options.plugin_path = "/nonexistent/plugin.so";
-  EXPECT_EQ(CompileService::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
-  options = ServiceOptions();
-  for (int count : {0, limits::kCompileChildrenMax + 1}) {
-    options.child_count = count;
-    EXPECT_FALSE(CompileService::Start(options).ok()) << count;
-  }
-  // A file that is no plugin: found out by the child, told to the compile.
-  std::string text = testing::TempDir() + "/not_a_plugin.so";
-  std::ofstream(text) << "hello";
-  options = ServiceOptions();
-  options.plugin_path = text;
-  auto service = Value(CompileService::Start(options));
-  auto result = CompileNow(*service, Request(pjrt::kAddProgram));
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("not_a_plugin.so"));
-  // Faults are for tests only.
-  options = ServiceOptions();
-  options.enable_test_faults = false;
-  service = Value(CompileService::Start(options));
-  CompileRequest fault = Request(pjrt::kAddProgram);
-  fault.test_fault = "abort";
-  EXPECT_EQ(CompileNow(*service, std::move(fault)).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CompileServiceTest, SecondPluginsProgramsAreRefusedHere) {
