@@ -160,7 +160,7 @@ def floors(rate):
 
 def train_lm(backend, mode):
     done = subprocess.run([sys.executable, ROOT / "examples" / "train_lm.py", "--preset", "tiny", "--mode", mode, "--steps",
-                           "30", "--json"], env=backend.env(), capture_output=True, text=True, timeout=900)
+                           "150", "--json"], env=backend.env(), capture_output=True, text=True, timeout=900)
     if done.returncode != 0:
         return {"backend": backend.name, "workload": f"train_lm_{mode}", "error": done.stderr[-800:]}
     got = json.loads(done.stdout.strip().splitlines()[-1])
