@@ -76,6 +76,7 @@ TEST(Dispatcher, ABlockedDeviceDoesNotHoldOthers) {
   dispatcher.Enqueue({0}, [&] { release.WaitForNotification(); });
   dispatcher.Enqueue({1}, [&] { other.Notify(); });
   other.WaitForNotification();
+  while (dispatcher.queued() > 1) std::this_thread::yield();  // it counts until it has returned
   std::vector<std::string> order;
   dispatcher.Enqueue({0, 1}, [&] { order.push_back("wide"); });
   dispatcher.Enqueue({1}, [&] {
