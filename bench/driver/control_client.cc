@@ -175,14 +175,20 @@ void ControlClient::Push(const Command& command) {
   if (post) loop_.Post([this] { Drain(); });
 }
 
-ControlClient::Handle ControlClient::Call(const GangProgram& program, absl::Span<const Handle> args) {
+ControlClient::Command ControlClient::CallCommand(Kind kind, const GangProgram& program,
+                                                  absl::Span<const Handle> args) {
   Command command;
-  command.kind = Kind::kCall;
+  command.kind = kind;
   command.program = &program;
   command.args = static_cast<uint8_t>(args.size());
   std::copy(args.begin(), args.end(), command.arg.begin());
   command.result = next_handle_;
   next_handle_ += static_cast<Handle>(program.outputs);
+  return command;
+}
+
+ControlClient::Handle ControlClient::Call(const GangProgram& program, absl::Span<const Handle> args) {
+  const Command command = CallCommand(Kind::kCall, program, args);
   Push(command);
   return command.result;
 }
@@ -226,13 +232,7 @@ absl::Status ControlClient::Wait(Handle handle) {
 }
 
 absl::Status ControlClient::CallAndWait(const GangProgram& program, absl::Span<const Handle> args, Handle* result) {
-  Command command;
-  command.kind = Kind::kCallAndWait;
-  command.program = &program;
-  command.args = static_cast<uint8_t>(args.size());
-  std::copy(args.begin(), args.end(), command.arg.begin());
-  command.result = next_handle_;
-  next_handle_ += static_cast<Handle>(program.outputs);
+  const Command command = CallCommand(Kind::kCallAndWait, program, args);
   *result = command.result;
   return PushAndWait(command);
 }

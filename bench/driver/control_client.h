@@ -109,6 +109,8 @@ class ControlClient : private ControllerDoor {
   void DropHostBuffer(uint64_t) override {}
   void PauseSession(SessionId, bool paused) override;
 
+  // With names for its results.
+  Command CallCommand(Kind kind, const GangProgram& program, absl::Span<const Handle> args);
   void Push(const Command& command) ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs `task` on the loop and waits for its end.
   void OnLoop(absl::AnyInvocable<void()> task);

@@ -24,16 +24,8 @@
 namespace landbridge {
 namespace {
 
+using pjrt::Value;
 using ::testing::HasSubstr;
-
-template <typename T>
-T Value(absl::StatusOr<T> result, absl::string_view what) {
-  if (!result.ok()) {
-    ADD_FAILURE() << what << ": " << result.status();
-    std::abort();
-  }
-  return *std::move(result);
-}
 
 // A resource manager for slices of one worker, and what serves them.
 class DriverTest : public ::testing::Test {

@@ -24,8 +24,6 @@ namespace {
 using pjrt::Value;
 using testing::HasSubstr;
 
-using CompileServiceFaultsTest = CompileServiceTest;
-
 // Children of this process, by pid.
 std::set<pid_t> Children() {
   std::set<pid_t> children;
@@ -43,6 +41,16 @@ std::set<pid_t> Children() {
   ::closedir(proc);
   return children;
 }
+
+class CompileServiceFaultsTest : public CompileServiceTest {
+ protected:
+  // The children that are not of the service that a test starts next. The shared one's starts by itself: it must be there
+  // before any are counted.
+  static std::set<pid_t> ChildrenBefore() {
+    EXPECT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
+    return Children();
+  }
+};
 
 TEST_F(CompileServiceFaultsTest, AbortFailsThatCompileOnly) {
 #ifdef LB_SANITIZED
@@ -105,9 +113,7 @@ pid_t ChildSince(const std::set<pid_t>& before) {
 }
 
 TEST_F(CompileServiceFaultsTest, KilledWhileIdleIsRestarted) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  const std::set<pid_t> before = Children();
+  const std::set<pid_t> before = ChildrenBefore();
   auto service = Value(CompileService::Start(ServiceOptions()));
   ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
   const pid_t child = ChildSince(before);
@@ -120,9 +126,7 @@ TEST_F(CompileServiceFaultsTest, KilledWhileIdleIsRestarted) {
 }
 
 TEST_F(CompileServiceFaultsTest, KilledWhileCompilingFailsThatCompile) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  const std::set<pid_t> before = Children();
+  const std::set<pid_t> before = ChildrenBefore();
   auto service = Value(CompileService::Start(ServiceOptions()));
   ASSERT_TRUE(CompileNow(*service, Request(pjrt::kAddProgram)).ok());
   const pid_t child = ChildSince(before);
@@ -148,9 +152,7 @@ TEST_F(CompileServiceFaultsTest, KilledWhileCompilingFailsThatCompile) {
 }
 
 TEST_F(CompileServiceFaultsTest, ShutdownEndsEverything) {
-  // The shared service's child starts by itself: it must be there before the others are counted.
-  ASSERT_TRUE(CompileNow(*service_, Request(pjrt::kAddProgram)).ok());
-  std::set<pid_t> before = Children();
+  const std::set<pid_t> before = ChildrenBefore();
   auto service = Value(CompileService::Start(ServiceOptions()));
   CompileRequest looping = Request(pjrt::kAddProgram);
   looping.test_fault = "loop";

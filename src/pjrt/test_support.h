@@ -12,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "pjrt/plugin.h"
 #include "proto/xla/compile_options.pb.h"
 
@@ -63,11 +64,11 @@ inline std::string TestSecondPluginPath() {
   return "";
 }
 
-// What it holds. Ends the process with the error if it holds one: a test cannot go on.
+// What it holds. Ends the process with the error, which is about `what`, if it holds one: a test cannot go on.
 template <typename T>
-T Value(absl::StatusOr<T> result) {
+T Value(absl::StatusOr<T> result, absl::string_view what = "no value") {
   if (!result.ok()) {
-    ADD_FAILURE() << result.status();
+    ADD_FAILURE() << what << ": " << result.status();
     std::abort();
   }
   return *std::move(result);

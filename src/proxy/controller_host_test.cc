@@ -12,27 +12,20 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "pjrt/test_support.h"
 #include "resource_manager/server.h"
 #include "worker/simulated/simulated_host.h"
 
 namespace landbridge {
 namespace {
 
+using pjrt::Value;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr DurationNs kPatience = 30 * kSecond;
 constexpr SessionId kSession(1);
-
-template <typename T>
-T Value(absl::StatusOr<T> result, absl::string_view what) {
-  if (!result.ok()) {
-    ADD_FAILURE() << what << ": " << result.status();
-    std::abort();
-  }
-  return *std::move(result);
-}
 
 // Notes in order what a door is told.
 class NotingDoor : public ControllerDoor {

@@ -85,6 +85,23 @@ class FakeCluster final : public ControllerSink {
     Fill(worker, upload, data);
   }
 
+  // Tells `door` (a session's core, or the whole door) of requests that have been answered. False: there were none.
+  template <typename Door>
+  bool HandOverAnswers(Door& door) {
+    const bool any = !resolved.empty() || !reads.empty();
+    while (!resolved.empty()) {
+      const auto [request, status] = std::move(resolved.front());
+      resolved.pop_front();
+      door.OnResolve(request, status);
+    }
+    while (!reads.empty()) {
+      auto [request, result] = std::move(reads.front());
+      reads.pop_front();
+      door.OnResolveRead(request, std::move(result));
+    }
+    return any;
+  }
+
   bool paused = false;
   bool session_paused = false;
   std::deque<std::pair<RequestId, absl::Status>> resolved;

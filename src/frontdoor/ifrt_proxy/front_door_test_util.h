@@ -165,21 +165,11 @@ class FrontDoorTest : public ::testing::Test {
   void AfterTurn() {
     if (cluster_ == nullptr || door_ == nullptr) return;
     for (bool more = true; more;) {
-      more = false;
       for (auto& [key, workers] : std::exchange(cluster_->served, {})) door_->ServeHostBuffer(key, workers);
       for (uint64_t key : std::exchange(cluster_->wanted, {})) door_->WantHostBytes(key);
       for (uint64_t key : std::exchange(cluster_->dropped, {})) door_->DropHostBuffer(key);
       cluster_->Run();
-      while (!cluster_->resolved.empty()) {
-        door_->OnResolve(cluster_->resolved.front().first, cluster_->resolved.front().second);
-        cluster_->resolved.pop_front();
-        more = true;
-      }
-      while (!cluster_->reads.empty()) {
-        door_->OnResolveRead(cluster_->reads.front().first, std::move(cluster_->reads.front().second));
-        cluster_->reads.pop_front();
-        more = true;
-      }
+      more = cluster_->HandOverAnswers(*door_);
       door_->Drain();
     }
   }

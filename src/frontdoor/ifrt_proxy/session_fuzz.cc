@@ -158,24 +158,11 @@ class Run {
     core->OnRequest(request, 0);
   }
   void Pump() {
-    for (bool more = true; more;) {
-      more = false;
+    do {
       cluster.Run();
       for (uint64_t key : std::exchange(cluster.wanted, {}))
         cluster.controller.OnHostBytes(key, absl::UnavailableError("gone"));
-      while (!cluster.resolved.empty()) {
-        auto [id, status] = cluster.resolved.front();
-        cluster.resolved.pop_front();
-        core->OnResolve(id, status);
-        more = true;
-      }
-      while (!cluster.reads.empty()) {
-        auto [id, result] = std::move(cluster.reads.front());
-        cluster.reads.pop_front();
-        core->OnResolveRead(id, std::move(result));
-        more = true;
-      }
-    }
+    } while (cluster.HandOverAnswers(*core));
   }
   void Pulled(bool well) {
     if (pulls.empty()) return;

@@ -109,22 +109,9 @@ class SessionTest : public ::testing::Test {
   }
 
   void Pump() {
-    for (bool more = true; more;) {
-      more = false;
+    do {
       cluster_.Run();
-      while (!cluster_.resolved.empty()) {
-        auto [id, status] = cluster_.resolved.front();
-        cluster_.resolved.pop_front();
-        core_->OnResolve(id, status);
-        more = true;
-      }
-      while (!cluster_.reads.empty()) {
-        auto [id, result] = std::move(cluster_.reads.front());
-        cluster_.reads.pop_front();
-        core_->OnResolveRead(id, std::move(result));
-        more = true;
-      }
-    }
+    } while (cluster_.HandOverAnswers(*core_));
   }
 
   uint64_t Send(IfrtRequest request, uint64_t context = 0) {

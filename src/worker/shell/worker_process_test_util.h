@@ -50,14 +50,6 @@ class WorkerProcessTest : public ::testing::Test {
   static constexpr int kDevices = 4;
   static constexpr DurationNs kPatience = 60 * kSecond;
 
-  template <typename T>
-  static T Value(absl::StatusOr<T> result, absl::string_view what) {
-    if (!result.ok()) {
-      ADD_FAILURE() << what << ": " << result.status();
-      std::abort();
-    }
-    return *std::move(result);
-  }
   static std::vector<float> Ramp(size_t count, float from) {
     std::vector<float> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = from + static_cast<float>(i % 1000);
@@ -68,8 +60,8 @@ class WorkerProcessTest : public ::testing::Test {
   void StartAll(int64_t device_memory_limit = 0) {
     ResourceManagerServerOptions rm;
     rm.listen_address = "127.0.0.1:0";
-    rm.type = Value(ParseInstanceType("cpu:4"), "instance type");
-    rm_ = Value(ResourceManagerServer::Start(&loop_, rm), "resource manager");
+    rm.type = pjrt::Value(ParseInstanceType("cpu:4"), "instance type");
+    rm_ = pjrt::Value(ResourceManagerServer::Start(&loop_, rm), "resource manager");
     StartWorker(device_memory_limit);
 
     StartHolder();
@@ -95,7 +87,7 @@ class WorkerProcessTest : public ::testing::Test {
     dataplane::DataPlaneOptions plane;
     plane.self = Incarnation(life_.value());
     plane.token = dataplane::TokenFromSecret("the cluster's");
-    return Value(dataplane::MakeSocketDataPlane(plane), "the proxy's data plane");
+    return pjrt::Value(dataplane::MakeSocketDataPlane(plane), "the proxy's data plane");
   }
   // What the worker's data plane is called under the grant.
   Incarnation WorkerLife() const { return LifeUnder(member_.grant, member_.incarnation); }
@@ -109,8 +101,8 @@ class WorkerProcessTest : public ::testing::Test {
     options.device_memory_limit = device_memory_limit;
     options.port_file = absl::StrCat(::testing::TempDir(), "/worker-port-", ::getpid());
     port_file_ = options.port_file;
-    worker_ =
-        Value(WorkerProcess::Start(&loop_, options, [this](const absl::Status& why) { stopped_ = why; }), "worker");
+    worker_ = pjrt::Value(WorkerProcess::Start(&loop_, options, [this](const absl::Status& why) { stopped_ = why; }),
+                          "worker");
   }
 
   HolderAgent::Callbacks AgentCallbacks() {
@@ -205,16 +197,16 @@ class WorkerProcessTest : public ::testing::Test {
 
   // Compiles here, and tells the worker to load it: inline, or by the data plane.
   uint64_t Load(absl::string_view mlir, int partitions, bool by_pull = false) {
-    auto plugin = Value(pjrt::Plugin::Load(pjrt::TestPluginPath()), "plugin");
-    auto client = Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(kDevices)), "client");
+    auto plugin = pjrt::Value(pjrt::Plugin::Load(pjrt::TestPluginPath()), "plugin");
+    auto client = pjrt::Value(plugin->CreateClient(pjrt::Plugin::CpuOptions(kDevices)), "client");
     EXPECT_TRUE(pjrt::RegisterVirtualCompute(*plugin).ok());
     NormalizedOptions options =
-        Value(NormalizeOptions(pjrt::TestCompileOptions(partitions).SerializeAsString()), "options");
-    auto loaded = Value(client->Compile(mlir, "mlir", options.proto.SerializeAsString()), "compile");
+        pjrt::Value(NormalizeOptions(pjrt::TestCompileOptions(partitions).SerializeAsString()), "options");
+    auto loaded = pjrt::Value(client->Compile(mlir, "mlir", options.proto.SerializeAsString()), "compile");
     ExecutableBody body;
-    *body.mutable_info() = Value(DescribeExecutable(*loaded, options), "describe");
+    *body.mutable_info() = pjrt::Value(DescribeExecutable(*loaded, options), "describe");
     body.set_compile_options(SerializeDeterministic(options.proto));
-    body.set_serialized(Value(loaded->Serialize(), "serialize"));
+    body.set_serialized(pjrt::Value(loaded->Serialize(), "serialize"));
     const ExecutableInfo info = body.info();
     auto envelope = std::make_shared<const std::string>(
         SealEnvelope(body, HostIdentity::Current(plugin->sha256(), client->platform_name())));
