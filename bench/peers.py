@@ -10,10 +10,11 @@
   Fused    one call that does 128 operations: a jit of 128 additions; an actor method that adds 128 times
 
 Every run checks its sum. Operations are additions, so Fused counts 128 a call. One JSON line per peer, mode and round; the
-summary has medians and the ratio to Ray, whose chained actor calls are OpByOp. Ray is put into an environment of its own
-(build/peers/ray) from PyPI the first time; a peer that cannot be installed is left out and said so.
+summary has medians and the ratio to Ray, whose chained actor calls are OpByOp, and to Monarch. Both are put into environments of
+their own (build/peers) from PyPI the first time; a peer that cannot be installed is left out and said so.
 """
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ import sys
 
 from local_cluster import ROOT, Cluster, add_only, chosen, plain_env
 
-RAY = "ray==2.60.0"
+PACKAGES = {"ray": "ray==2.60.0", "monarch": "torchmonarch==0.7.0"}
 MODES = ("OpByOp", "Sync", "Chained", "Fused")
 CHAIN = 128
 
@@ -71,7 +72,7 @@ print(json.dumps({"OpByOp": rate(seconds, lambda: step(one), 1, finish),
                   "Fused": rate(seconds, lambda: step(fused), CHAIN, finish)}))
 """
 
-RAY_PROGRAM = TIMED + """
+RAY = TIMED + """
 import os
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
@@ -134,17 +135,17 @@ def skip(peer, why):
     print(json.dumps({"bench": "peers", "peer": peer, "skipped": why}), flush=True)
 
 
-def ray_python():
-    """The Python that has Ray, or None when it cannot be had here."""
-    folder = ROOT / "build" / "peers" / "ray"
+def peer_python(peer):
+    """The Python that has the peer, or None when it cannot be had here."""
+    folder = ROOT / "build" / "peers" / peer
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
         made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
         if made.returncode == 0:
-            made = subprocess.run([python, "-m", "pip", "install", "-q", RAY], capture_output=True, text=True)
+            made = subprocess.run([python, "-m", "pip", "install", "-q", PACKAGES[peer]], capture_output=True, text=True)
         if made.returncode != 0:
-            skip("ray", f"{RAY} cannot be installed: {made.stderr.strip()[-300:]}")
+            skip(peer, f"{PACKAGES[peer]} cannot be installed: {made.stderr.strip()[-300:]}")
             return None
         (folder / "ready").touch()
     return python
@@ -166,16 +167,11 @@ def main():
     options = parser.parse_args()
     wanted = chosen(parser, options, peers)
     runs = {}
-    ray = ray_python() if "ray" in wanted else None
-    if ray is not None:
-        runs["ray"] = lambda: run(ray, RAY_PROGRAM, plain_env(), options.seconds)
+    for peer, program in (("ray", RAY), ("monarch", MONARCH)):
+        if peer in wanted and (python := peer_python(peer)) is not None:
+            runs[peer] = functools.partial(run, python, program, plain_env(), options.seconds)
     if "jax" in wanted:
         runs["jax"] = lambda: run(sys.executable, JAX, {**plain_env(), "JAX_PLATFORMS": "cpu"}, options.seconds)
-    if "monarch" in wanted:
-        if subprocess.run([sys.executable, "-c", "import monarch.actor"], capture_output=True).returncode == 0:
-            runs["monarch"] = lambda: run(sys.executable, MONARCH, plain_env(), options.seconds)
-        else:
-            skip("monarch", "the package torchmonarch is not installed")
     collected = {}
     cluster = Cluster(1) if "landbridge" in wanted else None
     try:
@@ -194,8 +190,10 @@ def main():
     medians = {peer: {mode: statistics.median(r[mode] for r in rates) for mode in MODES if mode in rates[0]}
                for peer, rates in collected.items()}
     summary = {"summary": "peers", "operations_per_s": medians}
+    for peer in ("ray", "monarch"):
+        if "landbridge" in medians and peer in medians:
+            summary[f"ratio_to_{peer}"] = {mode: medians["landbridge"][mode] / rate for mode, rate in medians[peer].items()}
     if "landbridge" in medians and "ray" in medians:
-        summary["ratio_to_ray"] = {mode: medians["landbridge"][mode] / medians["ray"][mode] for mode in MODES}
         summary["stock_door_over_rays_chained_actor_calls"] = medians["landbridge"]["OpByOp"] / medians["ray"]["OpByOp"]
     print(json.dumps(summary))
 
