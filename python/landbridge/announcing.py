@@ -9,6 +9,7 @@ from landbridge._version import __version__
 
 PACKAGE_KEY = "landbridge_package"
 SERIALIZES_KEY = "landbridge_serializes"
+READS_MODULES_KEY = "landbridge_reads_modules"
 
 
 def install():
@@ -24,6 +25,8 @@ def install():
         data = {PACKAGE_KEY: __version__.encode(), **scheduling.session_wishes()}
         if patches.is_installed("serialization"):
             data[SERIALIZES_KEY] = b"1"
+        if patches.is_installed("program_text"):
+            data[READS_MODULES_KEY] = b"1"
         server = callbacks.make_server(target) if patches.is_installed("callbacks") else None
         if server is not None:
             data[callbacks.TOKEN_KEY] = server.token

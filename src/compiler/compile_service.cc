@@ -124,10 +124,11 @@ class CompileService::Impl {
     });
   }
 
-  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, const std::string& sha256,
+  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, const std::string& sha256, OptimisedForm form,
                              Callback callback) {
     auto job = std::make_unique<Job>();
-    job->key = absl::StrCat("optimised program ", sha256);
+    job->key = absl::StrCat(form == OptimisedForm::kText ? "text of program " : "optimised program ", sha256);
+    job->call.set_as_text(form == OptimisedForm::kText);
     const size_t bytes = envelope->size();
     SubmitWith(bytes, std::move(job), std::move(callback),
                [envelope = std::move(envelope)](Job& full) { full.call.set_envelope(*envelope); });
@@ -474,8 +475,9 @@ void CompileService::Compile(CompileRequest request, absl::AnyInvocable<void(Com
 }
 
 void CompileService::FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256,
+                                           OptimisedForm form,
                                            absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
-  impl_->FetchOptimisedProgram(std::move(envelope), sha256,
+  impl_->FetchOptimisedProgram(std::move(envelope), sha256, form,
                                [callback = std::move(callback)](CompileResult result) mutable {
                                  if (!result.ok()) return callback(result.status());
                                  callback((*result)->optimised_program);

@@ -13,6 +13,7 @@
 #include "base/limits.h"
 #include "base/time.h"
 #include "compiler/compiler_limits.h"
+#include "compiler/optimised_form.h"
 #include "proto/landbridge/executable.pb.h"
 
 namespace landbridge {
@@ -31,7 +32,7 @@ struct CompiledProgram {
   ExecutableInfo info;
   std::string envelope;           // sealed bytes for LoadEnvelope (compiler/load.h)
   std::string envelope_sha256;    // 32 bytes
-  std::string optimised_program;  // only when nothing but that was asked for
+  std::string optimised_program;  // in the form asked for; only when nothing but that was asked for
 };
 // Shared by the cache and by all that hold it; immutable.
 using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
@@ -102,10 +103,10 @@ class CompileService {
   // ABORTED for its time limit, UNIMPLEMENTED for custom calls that nobody registered.
   void Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback);
 
-  // The optimised HLO of a program that was compiled (a serialized xla.HloModuleProto); of one for devices of several
+  // The optimised HLO of a program that was compiled; of one for devices of several
   // processes, what each device runs. It is not kept: a child reads it out of the envelope. Callback and errors as above.
   // `sha256`: of the envelope, 32 bytes.
-  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256,
+  void FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256, OptimisedForm form,
                              absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
 
   // For clients that keep a compiled program and give it back, to be loaded without compiling: ClientProgramSeal::Seal and

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <future>
 #include <set>
@@ -19,6 +20,7 @@
 #include "collectives/engine_test_util.h"
 #include "compiler/compile_service_test_util.h"
 #include "compiler/load.h"
+#include "compiler/program_text.h"
 #include "custom_calls/handler_supply.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +38,7 @@ using pjrt::Value;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST_F(CompileServiceTest, OneDeviceProgramRunsAnywhere) {
   auto program = Value(CompileNow(*service_, Request(pjrt::kAddProgram)));
@@ -285,9 +288,9 @@ TEST_F(CompileServiceTest, LargeProgramsAreHandledElsewhere) {
 
 TEST_F(CompileServiceTest, TellsTheOptimisedProgram) {
   auto program = Value(CompileNow(*service_, Request(pjrt::kAddProgram)));
-  auto fetch = [&](const std::string& envelope) {
+  auto fetch = [&](const std::string& envelope, OptimisedForm form = OptimisedForm::kModule) {
     std::promise<absl::StatusOr<std::string>> promise;
-    service_->FetchOptimisedProgram(std::make_shared<const std::string>(envelope), Sha256Raw(envelope),
+    service_->FetchOptimisedProgram(std::make_shared<const std::string>(envelope), Sha256Raw(envelope), form,
                                     [&](absl::StatusOr<std::string> text) { promise.set_value(std::move(text)); });
     return promise.get_future().get();
   };
@@ -299,6 +302,20 @@ TEST_F(CompileServiceTest, TellsTheOptimisedProgram) {
   std::string damaged = program->envelope;
   damaged.back() ^= 1;
   EXPECT_EQ(fetch(damaged).status().code(), absl::StatusCode::kInvalidArgument);
+  const std::string text = Value(fetch(program->envelope, OptimisedForm::kText));
+  EXPECT_THAT(text, AllOf(StartsWith("HloModule jit_add, "), HasSubstr("ENTRY %main"), HasSubstr(" = f32[4]{0} add(")));
+}
+
+TEST(ProgramTextTest, SaysWhatIsMissing) {
+  EXPECT_EQ(ProgramText("no module", pjrt::TestPluginPath()).status().code(), absl::StatusCode::kUnimplemented);
+  const char* python = std::getenv("LANDBRIDGE_PYTHON");
+  const std::string before = python == nullptr ? "" : python;
+  ::setenv("LANDBRIDGE_PYTHON", "/no/such/python", 1);
+  const absl::Status none = ProgramText("", "").status();
+  python == nullptr ? ::unsetenv("LANDBRIDGE_PYTHON") : ::setenv("LANDBRIDGE_PYTHON", before.c_str(), 1);
+  EXPECT_EQ(none.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(none.message()),
+              AllOf(HasSubstr("/no/such/python (there is no such program)"), HasSubstr("pip install jaxlib")));
 }
 
 // What one service has compiled, the next finds on disk; what nobody should trust is compiled again.

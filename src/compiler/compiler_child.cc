@@ -27,6 +27,7 @@
 #include "compiler/load.h"
 #include "compiler/metadata.h"
 #include "compiler/options.h"
+#include "compiler/program_text.h"
 #include "custom_calls/compiler_targets.h"
 #include "custom_calls/custom_call_limits.h"
 #include "hlo/module_facts.h"
@@ -115,7 +116,7 @@ class Child {
       }
       TestFault(call.test_fault());
     }
-    if (!call.envelope().empty()) return ReadOptimised(call.envelope(), reply);
+    if (!call.envelope().empty()) return ReadOptimised(call, reply);
     LB_RETURN_IF_ERROR(CheckCallsOfTheClient(call.program()));
     LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
     LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
@@ -146,17 +147,22 @@ class Child {
 
  private:
   // Loading tells what was compiled, and is cheap.
-  absl::Status ReadOptimised(const std::string& envelope, CompileReply& reply) {
-    LB_ASSIGN_OR_RETURN(ExecutableBody body,
-                        OpenEnvelope(envelope, HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
+  absl::Status ReadOptimised(const CompileCall& call, CompileReply& reply) {
+    LB_ASSIGN_OR_RETURN(
+        ExecutableBody body,
+        OpenEnvelope(call.envelope(), HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
     const ExecutableInfo& info = body.info();
     LB_RETURN_IF_ERROR(EnsureDevices(info.num_devices()));
     std::vector<int> ordinals;
     for (int d = 0; !info.portable() && !info.split() && d < info.num_devices(); ++d) ordinals.push_back(d);
-    LB_ASSIGN_OR_RETURN(LoadedProgram program, LoadEnvelope(*client_, envelope, ordinals));
+    LB_ASSIGN_OR_RETURN(LoadedProgram program, LoadEnvelope(*client_, call.envelope(), ordinals));
     LB_ASSIGN_OR_RETURN(const std::string optimised, program.executable->OptimizedProgram());
     LB_ASSIGN_OR_RETURN(const xla::HloModuleProto module, hlo::ParseModule(optimised));
-    reply.set_optimised_program(module.SerializeAsString());
+    std::string bytes = module.SerializeAsString();
+    if (call.as_text()) {
+      LB_ASSIGN_OR_RETURN(bytes, ProgramText(bytes, options_.plugin_path));
+    }
+    reply.set_optimised_program(std::move(bytes));
     return absl::OkStatus();
   }
 

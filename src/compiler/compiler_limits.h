@@ -19,4 +19,7 @@ constexpr double kDiskCacheFillAfterEviction = 0.9;
 constexpr double kDiskCacheRecountShare = 1.0 / 16;
 constexpr DurationNs kDiskCacheTemporaryAgeMax = 3600 * kSecond;  // then its writer is taken for dead
 
+// --- Programs as text (program_text.h).
+constexpr DurationNs kProgramTextTime = 60 * kSecond;
+
 }  // namespace landbridge::limits

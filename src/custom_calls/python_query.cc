@@ -1,15 +1,9 @@
 #include "custom_calls/python_query.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,8 +12,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "custom_calls/custom_call_limits.h"
-
-extern char** environ;
+#include "custom_calls/python_process.h"
 
 namespace landbridge {
 namespace {
@@ -53,72 +46,6 @@ for path in sys.path:
 print("END")
 )";
 
-TimeNs MonotonicNs() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<TimeNs>(now.tv_sec) * kSecond + now.tv_nsec;
-}
-
-// Standard output of a program that gets no descriptor of ours.
-absl::StatusOr<std::string> RunAndRead(const std::vector<std::string>& arguments, DurationNs time_limit) {
-  int pipe[2];
-  if (::pipe2(pipe, O_CLOEXEC) != 0) return absl::FailedPreconditionError("no pipe");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
-  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  ::close(pipe[1]);
-  if (error != 0) {
-    ::close(pipe[0]);
-    return absl::FailedPreconditionError(std::strerror(error));
-  }
-  std::string out;
-  absl::Status failed;
-  for (const TimeNs until = MonotonicNs() + time_limit; failed.ok();) {
-    pollfd wait{pipe[0], POLLIN, 0};
-    const TimeNs left = until - MonotonicNs();
-    const int ready = left <= 0 ? 0 : ::poll(&wait, 1, static_cast<int>(left / kMillisecond) + 1);
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) {
-      failed = absl::FailedPreconditionError(absl::StrCat("no answer within ", time_limit / kSecond, " s"));
-      break;
-    }
-    char buffer[4096];
-    const ssize_t n = ::read(pipe[0], buffer, sizeof(buffer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    out.append(buffer, static_cast<size_t>(n));
-    if (out.size() > limits::kPythonQueryBytesMax) failed = absl::FailedPreconditionError("too long an answer");
-  }
-  ::close(pipe[0]);
-  if (!failed.ok()) ::kill(pid, SIGKILL);
-  int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (failed.ok() && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
-    failed = absl::FailedPreconditionError("it failed");
-  }
-  if (!failed.ok()) return failed;
-  return out;
-}
-
 }  // namespace
 
 std::string EnvironmentOfPackage(absl::string_view file) {
@@ -144,11 +71,7 @@ std::vector<std::string> PythonCandidates(absl::string_view plugin_path) {
 }
 
 absl::StatusOr<PythonInstallation> QueryPython(const std::string& interpreter) {
-  if (absl::StrContains(interpreter, '/') && ::access(interpreter.c_str(), X_OK) != 0) {
-    return absl::FailedPreconditionError("there is no such program");
-  }
-  LB_ASSIGN_OR_RETURN(const std::string answer,
-                      RunAndRead({interpreter, "-c", kAskInterpreter}, limits::kPythonQueryTime));
+  LB_ASSIGN_OR_RETURN(const std::string answer, RunPython({interpreter, kAskInterpreter}, {}));
   PythonInstallation found;
   found.executable = interpreter;
   std::vector<std::string> lacks;
@@ -175,15 +98,16 @@ absl::StatusOr<PythonInstallation> QueryPython(const std::string& interpreter) {
   return found;
 }
 
+std::vector<std::string> InterpretersOf(const PythonSearch& search) {
+  if (!search.interpreter.empty()) return {search.interpreter};
+  const char* named = std::getenv("LANDBRIDGE_PYTHON");
+  if (named != nullptr && *named != '\0') return {named};
+  return PythonCandidates(search.plugin_path);
+}
+
 absl::StatusOr<PythonInstallation> FindPython(const PythonSearch& search) {
-  std::vector<std::string> candidates = {search.interpreter};
-  if (search.interpreter.empty()) {
-    const char* named = std::getenv("LANDBRIDGE_PYTHON");
-    candidates =
-        named != nullptr && *named != '\0' ? std::vector<std::string>{named} : PythonCandidates(search.plugin_path);
-  }
   std::vector<std::string> tried;
-  for (const std::string& candidate : candidates) {
+  for (const std::string& candidate : InterpretersOf(search)) {
     absl::StatusOr<PythonInstallation> found = QueryPython(candidate);
     if (found.ok()) return found;
     tried.push_back(absl::StrCat(candidate, " (", FilterForeignText(found.status().message()), ")"));

@@ -28,6 +28,9 @@ std::vector<std::string> PythonCandidates(absl::string_view plugin_path);
 // "PREFIX" of PREFIX/lib/pythonX.Y/site-packages/...; empty if the path has no such form.
 std::string EnvironmentOfPackage(absl::string_view file);
 
+// What a search looks at, in this order.
+std::vector<std::string> InterpretersOf(const PythonSearch& search);
+
 // Runs `interpreter`. FAILED_PRECONDITION says what it lacks. Blocks for a fraction of a second.
 absl::StatusOr<PythonInstallation> QueryPython(const std::string& interpreter);
 

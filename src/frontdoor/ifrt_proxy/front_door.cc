@@ -96,8 +96,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     void Compile(uint64_t token, absl::Cord program, std::string options, bool split) override {
       door->StartCompile(core.session(), token, std::move(program), std::move(options), split);
     }
-    void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
-      door->FetchOptimisedProgram(core.session(), token, std::move(image));
+    void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image, OptimisedForm form) override {
+      door->FetchOptimisedProgram(core.session(), token, std::move(image), form);
     }
     void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
                      std::vector<DeviceId> devices) override {
@@ -162,7 +162,8 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   // To the session, if it is still there, on the loop.
   template <typename F>
   void TellSession(SessionId session, F tell);
-  void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image);
+  void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image,
+                             OptimisedForm form);
   void SealProgram(SessionId session, uint64_t token, const ProgramImage& image, const std::vector<DeviceId>& devices);
   void OpenProgram(SessionId session, uint64_t token, absl::Cord sealed);
   void Answer(Session& session);
@@ -249,7 +250,7 @@ absl::StatusOr<std::shared_ptr<SessionPipe>> IfrtFrontDoor::Impl::Open(ClientHel
   core.protocol_version = hello.protocol_version;
   core.hints = hello.hints;
   core.log_place = options_.log_place;
-  core.has_package = hello.has_package;
+  core.reads_modules = hello.reads_modules;
   core.serializes = hello.serializes;
   auto pipe = std::make_shared<SessionPipe>(core.session, [weak = weak_from_this(), session = core.session] {
     if (auto self = weak.lock()) self->PostSelf([session](Impl& door) { door.Turn(session); });
@@ -518,19 +519,19 @@ void IfrtFrontDoor::Impl::OnCompiled(SessionId id, uint64_t token, CompileResult
   });
 }
 
-void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token,
-                                                std::shared_ptr<const ProgramImage> image) {
-  auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> program) {
+void IfrtFrontDoor::Impl::FetchOptimisedProgram(SessionId id, uint64_t token, std::shared_ptr<const ProgramImage> image,
+                                                OptimisedForm form) {
+  auto done = [weak = weak_from_this(), id, token, form](absl::StatusOr<std::string> program) {
     auto self = weak.lock();
     if (self == nullptr) return;
     // The client's message has room for text only.
-    if (program.ok()) program = absl::Base64Escape(*program);
+    if (program.ok() && form == OptimisedForm::kModule) program = absl::Base64Escape(*program);
     self->TellSession(id, [token, program = std::move(program)](SessionCore& core) mutable {
       core.OnOptimisedProgram(token, std::move(program));
     });
   };
   if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
-  compiler_->FetchOptimisedProgram(image->envelope, image->sha256, std::move(done));
+  compiler_->FetchOptimisedProgram(image->envelope, image->sha256, form, std::move(done));
 }
 
 void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const ProgramImage& image,

@@ -29,8 +29,8 @@ struct ClientHello {
   int protocol_version = 0;
   std::string shared_folder = {};  // see SharedDirectory
   SessionHints hints = {};
-  bool has_package = false;           // the landbridge package is there
-  bool serializes = false;            // and asks for programs to keep
+  bool reads_modules = false;         // takes OptimisedForm::kModule for the text of a program
+  bool serializes = false;            // asks for programs to keep
   std::string host_calls_token = {};  // under which it will serve calls of its functions; empty: it will not
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 namespace proxy = xla::ifrt::proxy;
 
-constexpr char kPackageKey[] = "landbridge_package";  // of a client's initialization data
+constexpr char kReadsModulesKey[] = "landbridge_reads_modules";  // of a client's initialization data
 constexpr char kSerializesKey[] = "landbridge_serializes";
 constexpr char kHostCallsTokenKey[] = "landbridge_host_calls";
 constexpr size_t kHostCallsTokenBytesMin = 16, kHostCallsTokenBytesMax = 256;
@@ -72,7 +72,7 @@ class SessionCall final : public Call, private SessionPipe::Stream {
       hello.shared_folder = folder->second.string_value();
       if (absl::Status status = SharedDirectory::CheckFolder(hello.shared_folder); !status.ok()) return status;
     }
-    hello.has_package = data.contains(kPackageKey);
+    hello.reads_modules = data.contains(kReadsModulesKey);
     hello.serializes = data.contains(kSerializesKey);
     if (auto token = data.find(kHostCallsTokenKey); token != data.end()) {
       hello.host_calls_token = token->second.string_value();

@@ -23,6 +23,7 @@
 #include "base/ids.h"
 #include "base/limits.h"
 #include "base/time.h"
+#include "compiler/optimised_form.h"
 #include "controller/controller.h"
 #include "frontdoor/ifrt_proxy/device_catalog.h"
 #include "frontdoor/ifrt_proxy/hints.h"
@@ -43,8 +44,8 @@ class SessionHost {
   virtual RequestId NewRequestId() = 0;
   // Answered by SessionCore::OnCompiled(token, ...). `split`: for devices of several workers (ExecutableInfo.split).
   virtual void Compile(uint64_t token, absl::Cord program, std::string options, bool split) = 0;
-  // The program's optimised HLO (a serialized xla.HloModuleProto), in base64: SessionCore::OnOptimisedProgram(token, ...).
-  virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) = 0;
+  // The program's optimised HLO, a module in base64: SessionCore::OnOptimisedProgram(token, ...).
+  virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image, OptimisedForm form) = 0;
   // The form in which clients keep it, in base64: SessionCore::OnSealed(token, ...).
   virtual void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
                            std::vector<DeviceId> devices) = 0;
@@ -81,8 +82,8 @@ class SessionCore {
     std::string log_place = {};  // named in every error; empty: not
     size_t unanswered_max = kSessionUnansweredMax;
     int request_bytes_max = limits::kClientMessageBytesMax;
-    bool has_package = false;  // the client can read what only the landbridge package can
-    bool serializes = false;   // and asks for compiled programs by SerializeQuestion
+    bool reads_modules = false;  // the client takes OptimisedForm::kModule for the text of a program
+    bool serializes = false;     // and asks for compiled programs by SerializeQuestion
   };
   SessionCore(Options options, Controller* controller, SessionHost* host);
   // The controller's session must have been closed or be closed right after: arrays are not released one by one.

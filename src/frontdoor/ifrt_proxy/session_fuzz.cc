@@ -30,7 +30,9 @@ class Host final : public SessionHost {
     compiles.emplace_back(token, static_cast<int>(std::max<int64_t>(build.num_replicas(), 1) *
                                                   std::max<int64_t>(build.num_partitions(), 1)));
   }
-  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage>) override { fetches.push_back(token); }
+  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage>, OptimisedForm) override {
+    fetches.push_back(token);
+  }
   void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {
     seals.push_back(token);
   }

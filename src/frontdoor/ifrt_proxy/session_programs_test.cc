@@ -88,6 +88,20 @@ TEST_F(SessionProgramsTest, TellsTheOptimisedProgram) {
   core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("YSBtb2R1bGU="));
   EXPECT_EQ(host_.responses[op].loaded_executable_human_readable_program_text_response().human_readable_program_text(),
             "YSBtb2R1bGU=");
+  EXPECT_EQ(host_.last_form, OptimisedForm::kModule);
+}
+
+class StockSessionTest : public SessionTest {
+ protected:
+  StockSessionTest() : SessionTest(/*reads_modules=*/false) {}
+};
+
+TEST_F(StockSessionTest, IsToldTheTextItself) {
+  const uint64_t op = Send(TextRequest(Compile("f", {0}, 4)));
+  EXPECT_EQ(host_.last_form, OptimisedForm::kText);
+  core_->OnOptimisedProgram(host_.fetches.begin()->first, std::string("HloModule f"));
+  EXPECT_EQ(host_.responses[op].loaded_executable_human_readable_program_text_response().human_readable_program_text(),
+            "HloModule f");
 }
 
 std::string SealedQuestion(const IfrtResponse& compiled) {
@@ -205,22 +219,6 @@ TEST_F(SessionProgramsTest, SaysWhenLaunchesThatMayCallTheClientAreOver) {
                 .loaded_executable_human_readable_program_text_response()
                 .human_readable_program_text(),
             "{}");
-}
-
-TEST_F(SessionProgramsTest, ClientsWithoutThePackageHearThatTheyNeedIt) {
-  FakeSessionHost host;
-  SessionCore core({SessionId(1), 7, 25, {}, ""}, &cluster_.controller, &host);
-  core.SetDevices(&catalog_);
-  IfrtRequest request = CompileRequestFor({0});
-  request.mutable_request_metadata()->set_op_id(1);
-  core.OnRequest(request, 0);
-  core.OnCompiled(host.compiles.rbegin()->first, SessionCore::Compiled{Image("f", 1, 4, 1, false)});
-  request = TextRequest(host.responses[1].compile_response().loaded_executable_handle());
-  request.mutable_request_metadata()->set_op_id(2);
-  core.OnRequest(request, 0);
-  const auto& status = host.responses[2].loaded_executable_human_readable_program_text_response().status();
-  EXPECT_EQ(status.code(), 12);
-  EXPECT_THAT(status.message(), HasSubstr("pip install landbridge"));
 }
 
 TEST_F(SessionProgramsTest, CompileNormalisesTheAssignment) {

@@ -24,17 +24,14 @@ void SessionCore::ProgramText(Op op, const Request& request) {
   if (!found.ok()) return AnswerText(op, found.status());
   const Executable& executable = **found;
   if (executable.answer.has_value()) return AnswerText(op, *executable.answer);
-  if (!options_.has_package) {
-    return AnswerText(op,
-                      absl::UnimplementedError("The text of compiled programs is told to clients with the landbridge "
-                                               "package only: pip install landbridge"));
-  }
   if (executable.image == nullptr) {
     return AnswerText(op, absl::UnimplementedError(absl::StrCat("A ", executable.name, " program has no text")));
   }
   const uint64_t token = next_compile_++;
   programs_fetched_.emplace(token, std::move(op));
-  host_->FetchOptimisedProgram(token, executable.image);
+  // A client that can makes the text itself, and more than the text.
+  host_->FetchOptimisedProgram(token, executable.image,
+                               options_.reads_modules ? OptimisedForm::kModule : OptimisedForm::kText);
 }
 
 void SessionCore::Ask(const Op& op, const Question& question, std::shared_ptr<Executable> executable) {

@@ -33,8 +33,9 @@ class FakeSessionHost final : public SessionHost {
     compiles[token] = {std::string(program), std::move(options)};
     last_split = split;
   }
-  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image) override {
+  void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image, OptimisedForm form) override {
     fetches[token] = std::move(image);
+    last_form = form;
   }
   void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId> devices) override {
     seals[token] = std::move(devices);
@@ -78,6 +79,7 @@ class FakeSessionHost final : public SessionHost {
   std::map<uint64_t, std::vector<DeviceId>> seals;
   std::map<uint64_t, std::string> opened;
   bool last_split = false;
+  OptimisedForm last_form = OptimisedForm::kText;
   std::map<uint64_t, std::string> stored, results;
   std::map<uint64_t, uint64_t> keys;  // handle -> key, for uploads that come later
   std::vector<uint64_t> discarded, dropped;
@@ -90,14 +92,15 @@ class SessionTest : public ::testing::Test {
   using IfrtResponse = xla::ifrt::proxy::IfrtResponse;
   static constexpr uint64_t kServerHandles = uint64_t{1} << 48;  // handles that the server makes begin here
 
-  SessionTest() {
+  SessionTest() : SessionTest(/*reads_modules=*/true) {}
+  explicit SessionTest(bool reads_modules) {
     cluster_.controller.OpenSession(SessionId(1));
     SessionCore::Options options;
     options.session = SessionId(1);
     options.wire_id = 4242;
     options.unanswered_max = 100'000;
     options.request_bytes_max = 8 << 20;
-    options.has_package = true;
+    options.reads_modules = reads_modules;
     core_ = std::make_unique<SessionCore>(options, &cluster_.controller, &host_);
     for (int i = 0; i < 4; ++i) {
       CatalogDevice device;
