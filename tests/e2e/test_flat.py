@@ -88,7 +88,7 @@ def assert_no_more(cluster, before):
     until(lambda: not more(), lambda: f"as few threads and descriptors: {more()}")
 
 
-def at_rest(cluster, seconds=2.5):
+def at_rest(cluster, seconds=4):
     """Figures of idle processes, with the least memory in these seconds: they give it back once they have nothing to do."""
     least = figures(cluster)
     end = time.monotonic() + seconds

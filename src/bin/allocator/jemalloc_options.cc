@@ -6,7 +6,7 @@
 //   narenas                What one thread frees another allocates: with an arena a core, memory would lie about.
 //   oversize_threshold     Freed blocks below it are kept for the next of their size; larger ones go back at once.
 //   dirty_decay_ms         How long they are kept at most while work goes on; an idle process returns them after
-//                          0.3 s (env/memory_trimmer.h).
+//                          2 s (env/memory_trimmer.h).
 extern "C" {
 const char* malloc_conf = "narenas:2,oversize_threshold:67108864,dirty_decay_ms:10000,muzzy_decay_ms:0";
 }
