@@ -41,17 +41,24 @@ class Reasons {
     }
   }
   void AddInput(const Buffer& buffer) {
-    Add({{"what", "input"},
-         {"ref", buffer.ref.ToString()},
-         {"state", StateName(buffer.state)},
-         {"made_by", buffer.producer.ToString()},
-         {"on", buffer.pool.ToString()}});
+    BufferTable::ForEachPlace(buffer, [&](BufferRef ref, PoolId pool) {
+      Add({{"what", "input"},
+           {"ref", ref.ToString()},
+           {"state", StateName(buffer.state)},
+           {"made_by", buffer.producer.ToString()},
+           {"on", pool.ToString()}});
+    });
   }
+  // Of those that somebody else still needs.
   void AddDonation(const Buffer& buffer) {
-    Add({{"what", "readers"},
-         {"ref", buffer.ref.ToString()},
-         {"launches", buffer.unplaced_readers},
-         {"transfers", buffer.transfers}});
+    BufferTable::ForEachPart(buffer, [&](const Buffer& part) { AddDonation(part); });
+    if (BufferTable::Separated(buffer) || buffer.donor_cleared) return;
+    BufferTable::ForEachPlace(buffer, [&](BufferRef ref, PoolId) {
+      Add({{"what", "readers"},
+           {"ref", ref.ToString()},
+           {"launches", buffer.unplaced_readers},
+           {"transfers", buffer.transfers}});
+    });
   }
   void AddMemory(const MemoryAdmission& memory, const MemoryNeeds& needs, Ticket ticket) {
     for (const MemoryNeeds::Need& need : needs.all()) {
@@ -115,9 +122,7 @@ void LaunchQueue::ExplainNode(const Node& node, TimeNs now, json* out) const {
     for (const Buffer* buffer : node.inputs) {
       if (!IsUsable(node, *buffer)) reasons.AddInput(*buffer);
     }
-    for (const Buffer* buffer : node.donated) {
-      if (!buffer->donor_cleared) reasons.AddDonation(*buffer);
-    }
+    for (const Buffer* buffer : node.donated) reasons.AddDonation(*buffer);
     reasons.AddMemory(context_->memory, node.memory, node.ticket);
   } else if (node.stage == Stage::kCandidate) {
     entry["runnable_ms"] = Millis(now - node.ready_since);

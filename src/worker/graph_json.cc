@@ -47,12 +47,16 @@ json LaunchQueue::GraphOf(const Node& node) const {
   json inputs = json::array();
   const size_t devices = node.devices.size();
   ArrayId last;
+  size_t parameter = 0, next = 0;  // input of the next parameter
   for (size_t i = 0; i < node.inputs.size() && inputs.size() < limits::kGraphEdgesPerNodeMax; ++i) {
     const Buffer& buffer = *node.inputs[i];
+    if (i == next) {
+      parameter += i == 0 ? 0 : 1;
+      next += InputsOf(buffer, node.op->devices_size());
+    }
     if (buffer.state == BufferState::kResident || buffer.ref.array == last) continue;
     last = buffer.ref.array;
     json input = {{"array", last.ToString()}, {"bytes", buffer.bytes * static_cast<int64_t>(devices)}};
-    const size_t parameter = i / devices;
     if (info != nullptr && parameter < static_cast<size_t>(info->parameters_size())) {
       input["tensor"] = GraphTensor(info->parameters(static_cast<int>(parameter)));
     }

@@ -84,9 +84,10 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
     return absl::InvalidArgumentError("makes an array twice");
   }
   for (uint64_t output : outputs) {
+    if (!context_->buffers.AnyOf(ArrayId(output))) continue;
     for (int d = 0; d < op.devices_size(); ++d) {
       const BufferRef ref{ArrayId(output), ShardOf(op, d)};
-      if (context_->buffers.Find(ref) != nullptr) {
+      if (context_->buffers.Exists(ref)) {
         return absl::InvalidArgumentError(absl::StrCat("makes ", ref.ToString(), ", which exists"));
       }
     }
@@ -94,42 +95,77 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
   return absl::OkStatus();
 }
 
-absl::Status LaunchQueue::FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs) {
+// Steady loops launch on the same devices each time.
+ShardLayoutPtr LaunchQueue::LayoutOf(const Launch& op, Program* program) {
+  const auto devices = static_cast<size_t>(op.devices_size());
+  if (devices < 2) return nullptr;
+  ShardLayout layout;
+  layout.devices.assign(op.devices().begin(), op.devices().end());
+  layout.shards.reserve(devices);
+  for (int d = 0; d < op.devices_size(); ++d) layout.shards.push_back(ShardOf(op, d));
+  if (program->layout == nullptr || *program->layout != layout) {
+    program->layout = std::make_shared<const ShardLayout>(std::move(layout));
+  }
+  return program->layout;
+}
+
+absl::Status LaunchQueue::CheckInput(const Launch& op, BufferRef ref, const Buffer* buffer, uint32_t device) const {
+  if (buffer == nullptr || buffer->delete_requested) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), ", which was deleted or never made here"));
+  }
+  if (buffer->donor.kind != WaiterKind::kNone) {
+    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(),
+                                                   ", which was donated to ", buffer->donor_ticket.ToString()));
+  }
+  // An error has no place: it counts everywhere.
+  if (buffer->state != BufferState::kPoisoned && buffer->pool.device != device) {
+    return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), " on device ", device,
+                                                   ", but it is on ", buffer->pool.ToString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchQueue::FindInputs(const Launch& op, const ShardLayout* layout, Buffers* inputs) {
+  BufferTable& buffers = context_->buffers;
   const int devices = op.devices_size();
-  inputs->reserve(static_cast<size_t>(op.args_size() * devices));
+  inputs->reserve(static_cast<size_t>(op.args_size()));
+  // First those that are named alone: that may separate what another argument names as a whole.
   for (const LaunchArg& arg : op.args()) {
+    for (const BufferRefProto& shard : arg.shards()) buffers.Find(RefFromProto(shard));
+  }
+  for (const LaunchArg& arg : op.args()) {
+    Buffer* whole = nullptr;
+    if (layout != nullptr && arg.shards_size() == 0) whole = buffers.FindTogether(ArrayId(arg.array()), *layout);
+    if (whole != nullptr) {
+      LB_RETURN_IF_ERROR(CheckInput(op, whole->ref, whole, whole->pool.device));
+      inputs->push_back(whole);
+      continue;
+    }
     for (int d = 0; d < devices; ++d) {
       const BufferRef ref =
           arg.shards_size() == 0 ? BufferRef{ArrayId(arg.array()), ShardOf(op, d)} : RefFromProto(arg.shards(d));
-      Buffer* buffer = context_->buffers.Find(ref);
-      if (buffer == nullptr || buffer->delete_requested) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), ", which was deleted or never made here"));
-      }
-      if (buffer->donor.kind != WaiterKind::kNone) {
-        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(),
-                                                       ", which was donated to ", buffer->donor_ticket.ToString()));
-      }
-      // An error has no place: it counts everywhere.
-      if (buffer->state != BufferState::kPoisoned && buffer->pool.device != op.devices(d)) {
-        return absl::InvalidArgumentError(absl::StrCat("t", op.ticket(), " takes ", ref.ToString(), " on device ",
-                                                       op.devices(d), ", but it is on ", buffer->pool.ToString()));
-      }
+      Buffer* buffer = buffers.Find(ref);
+      LB_RETURN_IF_ERROR(CheckInput(op, ref, buffer, op.devices(d)));
       inputs->push_back(buffer);
     }
   }
-  if (op.donated_size() == 0) return absl::OkStatus();
-  absl::flat_hash_set<const Buffer*> donated;
+  return op.donated_size() == 0 ? absl::OkStatus() : CheckDonations(op, *inputs);
+}
+
+absl::Status LaunchQueue::CheckDonations(const Launch& op, const Buffers& inputs) {
   std::vector<bool> gives(static_cast<size_t>(op.args_size()), false);
   for (uint32_t parameter : op.donated()) {
     if (gives[parameter]) return absl::InvalidArgumentError(absl::StrCat("parameter ", parameter, " is donated twice"));
     gives[parameter] = true;
   }
+  absl::flat_hash_set<const Buffer*> donated;
   for (int pass = 0; pass < 2; ++pass) {
-    for (int p = 0; p < op.args_size(); ++p) {
-      if (gives[static_cast<size_t>(p)] != (pass == 0)) continue;
-      for (int d = 0; d < devices; ++d) {
-        const Buffer* buffer = (*inputs)[static_cast<size_t>(p * devices + d)];
+    size_t i = 0;
+    for (const bool given : gives) {
+      for (const size_t end = i + InputsOf(*inputs[i], op.devices_size()); i < end; ++i) {
+        if (given != (pass == 0)) continue;
+        const Buffer* buffer = inputs[i];
         const bool clash = pass == 0 ? !donated.insert(buffer).second : donated.contains(buffer);
         if (clash) {
           return absl::InvalidArgumentError(

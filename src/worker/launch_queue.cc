@@ -58,17 +58,24 @@ void LaunchQueue::OnTime() { place_again_ = place_again_ || sequencer_.candidate
 
 void LaunchQueue::CreateOutputs(Node& node) {
   const ExecutableInfo& info = node.program->info;
-  node.outputs.reserve(static_cast<size_t>(node.op->outputs_size()) * node.devices.size());
+  node.outputs.reserve(static_cast<size_t>(node.op->outputs_size()));
   for (int o = 0; o < node.op->outputs_size(); ++o) {
     const TensorInfo& tensor = info.outputs(o);
     const bool host = IsHostKind(tensor.memory_kind());
-    for (size_t d = 0; d < node.devices.size(); ++d) {
-      Buffer* buffer =
-          context_->buffers.Create(BufferRef{ArrayId(node.op->outputs(o)), ShardOf(*node.op, static_cast<int>(d))},
-                                   PoolId{node.devices[d], host}, tensor.device_bytes(), node.session, node.ticket);
+    const ArrayId array(node.op->outputs(o));
+    auto keep = [&](Buffer* buffer) {
       buffer->can_fail_alone = info.can_fail_on_one_shard();
       context_->buffers.Pin(*buffer);
       node.outputs.push_back(buffer);
+    };
+    if (node.layout != nullptr && !context_->buffers.AnyOf(array)) {
+      keep(
+          context_->buffers.CreateTogether(array, node.layout, host, tensor.device_bytes(), node.session, node.ticket));
+      continue;
+    }
+    for (size_t d = 0; d < node.devices.size(); ++d) {
+      keep(context_->buffers.Create(BufferRef{array, ShardOf(*node.op, static_cast<int>(d))},
+                                    PoolId{node.devices[d], host}, tensor.device_bytes(), node.session, node.ticket));
     }
   }
 }
@@ -87,7 +94,6 @@ bool LaunchQueue::IsUsable(const Node& node, const Buffer& input) {
 PoisonPtr LaunchQueue::TakeInputs(Node& node) {
   PoisonPtr poison;
   BufferTable& buffers = context_->buffers;
-  const size_t devices = node.devices.size();
   for (Buffer* buffer : node.inputs) {
     buffers.Pin(*buffer);
     switch (buffer->state) {
@@ -110,15 +116,18 @@ PoisonPtr LaunchQueue::TakeInputs(Node& node) {
   }
   std::vector<bool> gives(static_cast<size_t>(node.op->args_size()), false);
   for (uint32_t parameter : node.op->donated()) gives[parameter] = true;
-  for (size_t i = 0; i < node.inputs.size(); ++i) {
-    Buffer* buffer = node.inputs[i];
-    if (!gives[i / devices]) {
-      buffers.AddUnplacedReader(*buffer);
-      continue;
-    }
-    node.donated.push_back(buffer);
-    if (!buffers.SetDonor(*buffer, Waiter{WaiterKind::kLaunch, node.self}, node.ticket, false)) {
-      ++node.donations_missing;
+  size_t i = 0;
+  for (const bool given : gives) {
+    for (const size_t end = i + InputsOf(*node.inputs[i], node.op->devices_size()); i < end; ++i) {
+      Buffer* buffer = node.inputs[i];
+      if (!given) {
+        buffers.AddUnplacedReader(*buffer);
+        continue;
+      }
+      node.donated.push_back(buffer);
+      if (!buffers.SetDonor(*buffer, Waiter{WaiterKind::kLaunch, node.self}, node.ticket, false)) {
+        ++node.donations_missing;
+      }
     }
   }
   return poison;
@@ -126,16 +135,43 @@ PoisonPtr LaunchQueue::TakeInputs(Node& node) {
 
 void LaunchQueue::ComputeNeeds(Node& node) const {
   // What a donated input holds passes to the outputs, as far as they are that large: a training loop stays flat.
+  if (ComputeEvenNeeds(node)) return;
   MemoryNeeds outputs, given;
-  for (const Buffer* buffer : node.outputs) outputs.Add(buffer->pool, buffer->bytes);
+  auto add = [](const Buffer& buffer, MemoryNeeds* needs) {
+    BufferTable::ForEachPlace(buffer, [&](BufferRef, PoolId pool) { needs->Add(pool, buffer.bytes); });
+  };
+  for (const Buffer* buffer : node.outputs) add(*buffer, &outputs);
   for (const Buffer* buffer : node.donated) {
-    if (buffer->state != BufferState::kPoisoned) given.Add(buffer->pool, buffer->bytes);
+    if (buffer->state != BufferState::kPoisoned) add(*buffer, &given);
   }
   for (const MemoryNeeds::Need& need : outputs.all()) {
     node.memory.Add(need.pool, need.bytes - std::min(need.bytes, given.BytesOf(need.pool)));
   }
   for (uint32_t device : node.devices)
     node.memory.Add(PoolId{device, false}, node.program->info.temp_bytes_per_device());
+}
+
+// What is made and given together needs the same on every device.
+bool LaunchQueue::ComputeEvenNeeds(Node& node) {
+  if (node.layout == nullptr) return false;
+  int64_t made[2] = {0, 0}, given[2] = {0, 0};  // of device and host memory
+  for (const Buffer* buffer : node.outputs) {
+    if (buffer->whole == nullptr) return false;
+    made[buffer->pool.host] = AddBytes(made[buffer->pool.host], buffer->bytes);
+  }
+  for (const Buffer* buffer : node.donated) {
+    if (buffer->whole == nullptr) return false;
+    if (buffer->state != BufferState::kPoisoned)
+      given[buffer->pool.host] = AddBytes(given[buffer->pool.host], buffer->bytes);
+  }
+  const int64_t device_bytes =
+      AddBytes(made[0] - std::min(made[0], given[0]), node.program->info.temp_bytes_per_device());
+  const int64_t host_bytes = made[1] - std::min(made[1], given[1]);
+  for (uint32_t device : node.devices) {
+    node.memory.Add(PoolId{device, false}, device_bytes);
+    node.memory.Add(PoolId{device, true}, host_bytes);
+  }
+  return true;
 }
 
 void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
@@ -154,8 +190,12 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
     status = absl::InvalidArgumentError(
         absl::StrCat("the controller sent more than ", limits::kWorkerNodesMax, " nodes ahead"));
   }
-  absl::InlinedVector<Buffer*, 8> inputs;
-  if (status.ok()) status = FindInputs(op, &inputs);
+  Buffers inputs;
+  ShardLayoutPtr layout;
+  if (status.ok()) {
+    layout = LayoutOf(op, program);
+    status = FindInputs(op, layout.get(), &inputs);
+  }
   if (status.ok() && op.span().has_failed()) status = StatusFromProto(op.span().failed());
   if (op.has_span()) spans_->OnHorizon(Ticket(op.span().horizon()));
   if (!status.ok()) {
@@ -172,6 +212,7 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   node.session = SessionId(node.op->session());
   node.program = program;
   node.devices.assign(node.op->devices().begin(), node.op->devices().end());
+  node.layout = std::move(layout);
   node.inputs = std::move(inputs);
   node.arrived = now;
   by_ticket_.emplace(ticket, handle);
@@ -281,6 +322,11 @@ void LaunchQueue::OnWake(const BufferTable::Wake& wake, TimeNs now) {
   switch (wake.event) {
     case BufferTable::Event::kMayTake: --node->donations_missing; break;
     case BufferTable::Event::kPromised: --node->inputs_unpromised; break;
+    case BufferTable::Event::kMoreToTake: node->donations_missing += wake.more; return;
+    case BufferTable::Event::kMore:
+      node->inputs_missing += wake.more;
+      if (!wake.was_promised) node->inputs_unpromised += wake.more;
+      return;
     case BufferTable::Event::kUsable:
       --node->inputs_missing;
       if (!wake.was_promised) --node->inputs_unpromised;
@@ -339,7 +385,7 @@ void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
   std::vector<BufferRef> refs;
   refs.reserve(node.outputs.size());
   for (Buffer* buffer : node.outputs) {
-    refs.push_back(buffer->ref);
+    BufferTable::ForEachPlace(*buffer, [&](BufferRef ref, PoolId) { refs.push_back(ref); });
     buffers.SetPoisoned(*buffer, why);
     buffers.Unpin(*buffer);
   }
@@ -380,8 +426,8 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
   if (node.op->report_at_once()) ++hurried_;
   context_->sink->HandOver(node.op, place);
   for (Buffer* buffer : node.outputs) {
-    buffer->in_shell = true;
-    buffer->can_fail_alone |= uncertain;
+    buffers.SetInShell(*buffer);
+    if (uncertain) buffers.SetCanFailAlone(*buffer);
     buffers.SetEnqueued(*buffer);
   }
   Program& program = *node.program;
@@ -451,10 +497,10 @@ void LaunchQueue::End(Node& node) {
   std::vector<BufferRef> failed;
   for (Buffer* buffer : node.outputs) {
     if (poison == nullptr) {
-      context_->memory.Grow(buffer->pool, buffer->bytes);
+      BufferTable::ForEachPlace(*buffer, [&](BufferRef, PoolId pool) { context_->memory.Grow(pool, buffer->bytes); });
       buffers.SetResident(*buffer);
     } else {
-      failed.push_back(buffer->ref);
+      BufferTable::ForEachPlace(*buffer, [&](BufferRef ref, PoolId) { failed.push_back(ref); });
       buffers.SetPoisoned(*buffer, poison);
     }
     buffers.Unpin(*buffer);

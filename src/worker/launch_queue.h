@@ -72,6 +72,7 @@ class LaunchQueue {
     size_t queued = 0;                // launches that are not handed over
     std::vector<SlabHandle> waiting;  // launches that wait for the load
     DurationNs run_estimate = 0;      // 0: none yet
+    ShardLayoutPtr layout;            // of its latest launch, if that is on several devices
     LaunchBase launch_base;
   };
   enum class Stage : uint8_t { kWaiting, kCandidate, kPlaced, kDone };
@@ -89,8 +90,10 @@ class LaunchQueue {
     int donations_missing = 0;
     MemoryNeeds memory;
     absl::InlinedVector<uint32_t, 4> devices;
-    absl::InlinedVector<Buffer*, 8> inputs;   // [parameter][logical device]
-    absl::InlinedVector<Buffer*, 8> outputs;  // [output][logical device]
+    ShardLayoutPtr layout;  // null: one device
+    // By parameter or output, and of that by logical device, or one for all of them together.
+    absl::InlinedVector<Buffer*, 8> inputs;
+    absl::InlinedVector<Buffer*, 8> outputs;
     absl::InlinedVector<Buffer*, 4> donated;
     TimeNs arrived = 0, ready_since = 0;
     uint64_t place = 0;
@@ -100,7 +103,15 @@ class LaunchQueue {
   static absl::Status CheckLoad(const LoadExecutable& load, uint32_t devices);
   absl::Status CheckLaunch(const Launch& op, const Program* program) const;
   absl::Status CheckSpan(const Launch& op, const ExecutableInfo& info) const;
-  absl::Status FindInputs(const Launch& op, absl::InlinedVector<Buffer*, 8>* inputs);
+  using Buffers = absl::InlinedVector<Buffer*, 8>;
+  absl::Status FindInputs(const Launch& op, const ShardLayout* layout, Buffers* inputs);
+  absl::Status CheckInput(const Launch& op, BufferRef ref, const Buffer* buffer, uint32_t device) const;
+  static absl::Status CheckDonations(const Launch& op, const Buffers& inputs);
+  static ShardLayoutPtr LayoutOf(const Launch& op, Program* program);
+  // How many of `inputs` belong to the parameter whose first one is given.
+  static size_t InputsOf(const Buffer& first, int devices) {
+    return first.whole != nullptr ? 1 : static_cast<size_t>(devices);
+  }
   void Reject(const Launch& op, const absl::Status& why);
   void CreateOutputs(Node& node);
   // Pins them, registers as reader or donor, waits for what is missing. A poisoned one is returned.
@@ -110,6 +121,7 @@ class LaunchQueue {
   static WaiterKind InputWaiter(const Node& node);
   static bool IsUsable(const Node& node, const Buffer& input);
   void ComputeNeeds(Node& node) const;
+  static bool ComputeEvenNeeds(Node& node);
   bool Runnable(const Node& node) const;
   void CheckRunnable(Node& node, TimeNs now);
   void CheckPromise(Node& node);  // of a launch that spans workers

@@ -183,6 +183,10 @@ void Observers::OnWake(const BufferTable::Wake& wake) {
   if (wake.who.kind == WaiterKind::kWatch) {
     WatchNode* node = watches_.Get(wake.who.handle);
     if (node == nullptr) return;
+    if (wake.event == BufferTable::Event::kMore) {
+      node->missing += wake.more;
+      return;
+    }
     if (wake.poison != nullptr && node->poison == nullptr) node->poison = wake.poison;
     if (--node->missing > 0) return;
     AnswerWatch(node->id, node->poison.get());

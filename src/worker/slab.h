@@ -16,6 +16,7 @@ namespace landbridge {
 struct SlabHandle {
   uint32_t index = 0;
   uint32_t generation = 0;  // 0: names nothing
+  bool valid() const { return generation != 0; }
   friend bool operator==(const SlabHandle&, const SlabHandle&) = default;
 };
 

@@ -1,7 +1,9 @@
 #include "worker/transfers.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
@@ -15,6 +17,21 @@ absl::StatusOr<PoolId> PoolOf(const Target& target, uint32_t devices) {
     return absl::InvalidArgumentError(absl::StrCat("this worker has no device ", target.device()));
   }
   return PoolId{target.device(), target.memory() != MEMORY_DEVICE};
+}
+
+// Of buffers that may be made together. Null: they may not.
+ShardLayoutPtr EvenLayout(const BufferTable& buffers, const std::vector<BufferRef>& refs,
+                          const std::vector<PoolId>& pools) {
+  if (refs.size() < 2 || buffers.AnyOf(refs[0].array)) return nullptr;
+  auto layout = std::make_shared<ShardLayout>();
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const std::vector<uint32_t>& devices = layout->devices;
+    if (refs[i].array != refs[0].array || pools[i].host != pools[0].host) return nullptr;
+    if (std::find(devices.begin(), devices.end(), pools[i].device) != devices.end()) return nullptr;
+    layout->shards.push_back(refs[i].shard);
+    layout->devices.push_back(pools[i].device);
+  }
+  return layout;
 }
 
 uint64_t EdgeOf(const RemoteSource& piece) { return piece.edge() != 0 ? piece.edge() : piece.transfer(); }
@@ -39,7 +56,7 @@ void Transfers::OnUpload(Upload op, TimeNs now) {
     absl::StatusOr<PoolId> pool = PoolOf(target, context_->memory.devices());
     if (pool.ok()) pools.push_back(*pool);
     if (status.ok()) status = pool.status();
-    if (status.ok() && context_->buffers.Find(refs.back()) != nullptr) {
+    if (status.ok() && context_->buffers.Exists(refs.back())) {
       status = absl::InvalidArgumentError(
           absl::StrCat(ticket.ToString(), " makes ", refs.back().ToString(), ", which exists"));
     }
@@ -71,12 +88,17 @@ void Transfers::OnUpload(Upload op, TimeNs now) {
   node.ticket = ticket;
   node.arrived = now;
   upload_by_key_.emplace(node.op->key(), handle);
-  for (size_t i = 0; i < refs.size(); ++i) {
-    Buffer* buffer = context_->buffers.Create(refs[i], pools[i], *bytes, SessionId(node.op->session()), ticket);
-    context_->buffers.Pin(*buffer);
-    node.targets.push_back(buffer);
-    node.memory.Add(pools[i], *bytes);
+  for (size_t i = 0; i < refs.size(); ++i) node.memory.Add(pools[i], *bytes);
+  const SessionId session(node.op->session());
+  if (ShardLayoutPtr layout = EvenLayout(context_->buffers, refs, pools)) {
+    node.targets.push_back(
+        context_->buffers.CreateTogether(refs[0].array, std::move(layout), pools[0].host, *bytes, session, ticket));
+  } else {
+    for (size_t i = 0; i < refs.size(); ++i) {
+      node.targets.push_back(context_->buffers.Create(refs[i], pools[i], *bytes, session, ticket));
+    }
   }
+  for (Buffer* buffer : node.targets) context_->buffers.Pin(*buffer);
   const absl::Status fits =
       node.memory.Ask(context_->memory, MemoryAdmission::Key{ticket}, Waiter{WaiterKind::kUpload, handle});
   if (!fits.ok()) {
@@ -91,7 +113,7 @@ void Transfers::StartUploadIfReady(UploadNode& node) {
   if (node.started || node.memory.waiting() > 0) return;
   node.started = true;
   ++running_;
-  for (Buffer* buffer : node.targets) buffer->in_shell = true;
+  for (Buffer* buffer : node.targets) context_->buffers.SetInShell(*buffer);
   context_->sink->StartUpload(node.op);
   if (node.data_came) context_->sink->UploadBytes(node.op->key(), std::exchange(node.data, {}));
 }
@@ -155,7 +177,7 @@ void Transfers::EndUpload(UploadNode& node, const PoisonPtr& poison) {
     if (poison == nullptr) {
       buffers.SetResident(*buffer);
     } else {
-      failed.push_back(buffer->ref);
+      BufferTable::ForEachPlace(*buffer, [&](BufferRef ref, PoolId) { failed.push_back(ref); });
       buffers.SetPoisoned(*buffer, poison);
     }
     buffers.Unpin(*buffer);

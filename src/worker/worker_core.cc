@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "base/limits.h"
 #include "nlohmann/json.hpp"
 #include "worker/core_context.h"
@@ -219,8 +220,8 @@ class WorkerCore::Impl {
       if (transfers_.OlderPublishWillFree(blocked.pool, blocked.key.ticket)) continue;
       bool will_free = false;
       context_.buffers.ForEach([&](const Buffer& buffer) {
-        will_free = will_free ||
-                    (buffer.pool == blocked.pool && buffer.charged && buffer.running > 0 && buffer.delete_requested);
+        will_free = will_free || (buffer.charged && buffer.running > 0 && buffer.delete_requested &&
+                                  BufferTable::LiesIn(buffer, blocked.pool));
       });
       if (will_free) continue;
       if (blocked.who.kind == WaiterKind::kLaunch) {
@@ -251,10 +252,10 @@ class WorkerCore::Impl {
 
   void OnDelete(const DeleteBuffers& op) {
     for (uint64_t array : op.arrays()) {
-      std::vector<BufferRef> refs;  // deleting changes the list that is walked
-      context_.buffers.ForEachShard(ArrayId(array), [&](Buffer& buffer) { refs.push_back(buffer.ref); });
-      if (refs.empty()) ++context_.anomalies;
-      for (BufferRef ref : refs) DeleteOne(*context_.buffers.Find(ref));
+      absl::InlinedVector<Buffer*, 8> buffers;  // deleting changes the list that is walked
+      context_.buffers.ForEachShard(ArrayId(array), [&](Buffer& buffer) { buffers.push_back(&buffer); });
+      if (buffers.empty()) ++context_.anomalies;
+      for (Buffer* buffer : buffers) DeleteOne(*buffer);
     }
     for (const BufferRefProto& ref : op.shards()) {
       if (Buffer* buffer = context_.buffers.Find(RefFromProto(ref))) {

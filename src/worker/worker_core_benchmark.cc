@@ -91,6 +91,49 @@ void BM_DonatingChain(benchmark::State& state) { Chain(state, true); }
 BENCHMARK(BM_Chain)->Args({4, 1})->Args({4, 64})->Args({4, 4000})->Args({1000, 4000});
 BENCHMARK(BM_DonatingChain)->Args({4, 64})->Args({1000, 64});
 
+// A chain of programs of several devices, 64 queued before the first one ends.
+void BM_WideChain(benchmark::State& state) {
+  const auto devices = static_cast<size_t>(state.range(0));
+  const uint64_t ahead = 64;
+  CountingSink sink;
+  WorkerLimits limits;
+  limits.device_bytes.assign(devices, int64_t{1} << 40);
+  WorkerCore core(Incarnation(1), limits, &sink);
+  std::vector<uint32_t> all(devices);
+  for (uint32_t d = 0; d < devices; ++d) all[d] = d;
+  core.OnOp(LoadOp(1, {{}, {64}, all}), 0);
+  core.OnOp(LoadOp(2, {{64}, {64}, all}), 0);
+  for (uint64_t program : {1, 2}) core.OnLoadDone(ExecutableId(program), absl::OkStatus(), 0);
+  TimeNs now = 0;
+  auto end_all = [&] {
+    while (!sink.running.empty()) {
+      const Ticket done = sink.running.front();
+      sink.running.pop_front();
+      core.OnLaunchDone(done, absl::OkStatus(), 10 * kMicrosecond, ++now);
+    }
+    core.Flush();
+  };
+  uint64_t ticket = 1;
+  core.OnOp(LaunchOp(ticket, 1, {}, {ticket}, all), 0);
+  end_all();
+  std::vector<WorkerOp> ops;
+  for (auto _ : state) {
+    state.PauseTiming();
+    ops.clear();
+    for (uint64_t i = 0; i < ahead; ++i) {
+      ops.push_back(LaunchOp(ticket + 1, 2, {ticket}, {ticket + 1}, all));
+      ops.push_back(DeleteOp({ticket}));
+      ++ticket;
+    }
+    state.ResumeTiming();
+    for (WorkerOp& op : ops) core.OnOp(std::move(op), ++now);
+    end_all();
+  }
+  state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(ahead));
+  if (core.counts().launches != 0 || core.counts().buffers != devices) state.SkipWithError("launches are left");
+}
+BENCHMARK(BM_WideChain)->Arg(1)->Arg(2)->Arg(8)->Arg(64);
+
 // Independent launches, all runnable: the sequencer has many candidates.
 void BM_ManyCandidates(benchmark::State& state) {
   CountingSink sink;
