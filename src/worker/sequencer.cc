@@ -35,10 +35,8 @@ class Sequencer::Impl {
   void AddCandidate(Candidate candidate) {
     const Ticket ticket = candidate.ticket;
     if (placed_.contains(ticket) || lane_of_.contains(ticket)) return;
-    LaneKey key{candidate.devices, candidate.session, candidate.priority, candidate.weight, candidate.phase};
-    std::sort(key.devices.begin(), key.devices.end());
     for (uint32_t device : candidate.devices) Load(device);
-    auto lane = lanes_.try_emplace(std::move(key)).first;
+    const Lanes::iterator lane = LaneOf(candidate);
     lane->second.emplace(ticket, std::move(candidate));
     lane_of_.emplace(ticket, lane);
   }
@@ -137,13 +135,31 @@ class Sequencer::Impl {
     return loads_[device];
   }
 
+  // Mostly the lane of the candidate before.
+  Lanes::iterator LaneOf(const Candidate& launch) {
+    if (latest_lane_ != lanes_.end()) {
+      const LaneKey& key = latest_lane_->first;
+      if (key.session == launch.session && key.priority == launch.priority && key.weight == launch.weight &&
+          key.phase == launch.phase && key.devices == launch.devices) {
+        return latest_lane_;
+      }
+    }
+    LaneKey key{launch.devices, launch.session, launch.priority, launch.weight, launch.phase};
+    std::sort(key.devices.begin(), key.devices.end());
+    latest_lane_ = lanes_.try_emplace(std::move(key)).first;
+    return latest_lane_;
+  }
+
   Candidate Take(Lanes::iterator lane, Ticket ticket) {
     auto it = lane->second.find(ticket);
     Candidate launch = std::move(it->second);
     lane->second.erase(it);
     lane_of_.erase(ticket);
     // Mostly the same lane is used again at once.
-    if (lane->second.empty() && lanes_.size() > kIdleLanesMax) lanes_.erase(lane);
+    if (lane->second.empty() && lanes_.size() > kIdleLanesMax) {
+      if (latest_lane_ == lane) latest_lane_ = lanes_.end();
+      lanes_.erase(lane);
+    }
     return launch;
   }
 
@@ -234,6 +250,7 @@ class Sequencer::Impl {
   std::vector<Lanes::iterator> blocked_gangs_;
   absl::flat_hash_map<Ticket, TimeNs> first_choice_since_;  // of gangs without room
   Lanes lanes_;
+  Lanes::iterator latest_lane_ = lanes_.end();  // that a candidate was added to
   absl::flat_hash_map<Ticket, Lanes::iterator> lane_of_;
   absl::flat_hash_map<Ticket, PlacedLaunch> placed_;
   std::vector<DeviceLoad> loads_;
