@@ -43,6 +43,17 @@ struct Life {
   HeldRefs parked_refs;
   std::deque<ParkedOp> blocked;
   HeldRefs blocked_refs;
+
+  // An operation with these references has to come after one that waits there. Orders count from 1.
+  bool MustFollowParked(const OpRefs& refs) const {
+    return !parked.empty() && parked_refs.MustFollow(refs, parked.front().order);
+  }
+  bool MustFollowBlocked(const OpRefs& refs) const { return !blocked.empty() && blocked_refs.MustFollow(refs, 1); }
+  bool Holds(uint64_t array) const {
+    return (!blocked.empty() && blocked_refs.Holds(array, 1)) ||
+           (!parked.empty() && parked_refs.Holds(array, parked.front().order));
+  }
+
   DeleteBuffers deletes;  // of `deletes_session`, not sent yet
   SessionId deletes_session;
   Unpublish unpublishes;                     // not sent yet

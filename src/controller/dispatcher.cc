@@ -38,7 +38,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
     }
   }
   const OpRefs refs = RefsOf(op);
-  if (!hooks_->MustWait(op) && !life->blocked_refs.MustFollow(refs)) {
+  if (!hooks_->MustWait(op) && !life->MustFollowBlocked(refs)) {
     Place(life, std::move(op), session, refs);
     return;
   }
@@ -50,7 +50,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
 
 void Dispatcher::Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs) {
   const bool node = IsNode(op);
-  if (life->up && HasCredit(life, op) && (life->parked.empty() || (!node && !life->parked_refs.MustFollow(refs)))) {
+  if (life->up && HasCredit(life, op) && (life->parked.empty() || (!node && !life->MustFollowParked(refs)))) {
     Emit(life, std::move(op), session);
     return;
   }
@@ -69,7 +69,7 @@ bool Dispatcher::HasCredit(const Life* life, const WorkerOp& op) const {
 // Younger ones went past while it was blocked.
 void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
   const OpRefs refs = RefsOf(entry.op);
-  const bool passes = !life->parked_refs.MustFollow(refs);
+  const bool passes = !life->MustFollowParked(refs);
   if (life->up && HasCredit(life, entry.op) && (life->parked.empty() || passes)) {
     Emit(life, std::move(entry.op), entry.session);
     return;
@@ -77,12 +77,12 @@ void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
   const auto at = std::upper_bound(life->parked.begin(), life->parked.end(), entry.order,
                                    [](uint64_t order, const ParkedOp& other) { return order < other.order; });
   Count(entry);
-  life->parked_refs.Add(refs);
+  life->parked_refs.Add(refs, entry.order);
   life->parked.insert(at, std::move(entry));
 }
 
 void Dispatcher::Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs& refs) {
-  (blocked ? life->blocked_refs : life->parked_refs).Add(refs);
+  (blocked ? life->blocked_refs : life->parked_refs).Add(refs, entry.order);
   (blocked ? life->blocked : life->parked).push_back(std::move(entry));
 }
 
@@ -141,14 +141,14 @@ void Dispatcher::FlushCollected(Life* life) {
   DeleteBuffers deletes;
   deletes.Swap(&life->deletes);
   const SessionId session = life->deletes_session;
-  if (life->blocked_refs.empty() && life->parked_refs.empty()) {
+  if (life->blocked.empty() && life->parked.empty()) {
     WorkerOp op;
     op.mutable_delete_()->Swap(&deletes);
     Route(life, std::move(op), session);
     return;
   }
   // Those that must wait for something do not keep the others from being freed.
-  auto held = [life](uint64_t array) { return life->blocked_refs.Holds(array) || life->parked_refs.Holds(array); };
+  auto held = [life](uint64_t array) { return life->Holds(array); };
   DeleteBuffers wait, go;
   for (uint64_t array : deletes.arrays()) (held(array) ? wait : go).add_arrays(array);
   for (const BufferRefProto& ref : deletes.shards()) *(held(ref.array()) ? wait : go).add_shards() = ref;
@@ -190,7 +190,7 @@ void Dispatcher::Recheck(Life* life) {
   std::vector<ParkedOp> free;
   for (ParkedOp& entry : entries) {
     const OpRefs refs = RefsOf(entry.op);
-    if (hooks_->MustWait(entry.op) || life->blocked_refs.MustFollow(refs)) {
+    if (hooks_->MustWait(entry.op) || life->MustFollowBlocked(refs)) {
       Enqueue(life, true, std::move(entry), refs);
     } else {
       free.push_back(std::move(entry));
@@ -208,9 +208,9 @@ void Dispatcher::Drain(Life* life) {
     if (!HasCredit(life, front.op)) return;
     ParkedOp entry = std::move(front);
     life->parked.pop_front();
-    life->parked_refs.Remove(RefsOf(entry.op));
     Uncount(entry);
     Emit(life, std::move(entry.op), entry.session);
+    life->parked_refs.Trim(life->parked.size(), life->parked.empty() ? 0 : life->parked.front().order);
   }
 }
 
@@ -283,8 +283,8 @@ void Dispatcher::EditWaiting(Life* life, const Editor& fn) {
 void Dispatcher::Rebuild(Life* life) {
   life->parked_refs.Clear();
   life->blocked_refs.Clear();
-  for (const ParkedOp& entry : life->parked) life->parked_refs.Add(RefsOf(entry.op));
-  for (const ParkedOp& entry : life->blocked) life->blocked_refs.Add(RefsOf(entry.op));
+  for (const ParkedOp& entry : life->parked) life->parked_refs.Add(RefsOf(entry.op), entry.order);
+  for (const ParkedOp& entry : life->blocked) life->blocked_refs.Add(RefsOf(entry.op), entry.order);
 }
 
 void Dispatcher::Count(const ParkedOp& entry) {

@@ -3,7 +3,7 @@
 namespace landbridge::ctl {
 
 Node& NodeTable::Add(Ticket ticket, Life* life, SessionId session, TimeNs now) {
-  Node& node = nodes_[ticket];
+  Node& node = *nodes_.TryEmplace(ticket).first;
   node.life = life;
   node.session = session;
   node.since = now;
@@ -16,15 +16,15 @@ void NodeTable::AddArray(Node& node, ArrayId id) {
 }
 
 void NodeTable::Erase(Ticket ticket) {
-  auto it = nodes_.find(ticket);
-  if (it == nodes_.end()) return;
+  const Node* node = nodes_.Find(ticket);
+  if (node == nullptr) return;
   if (track_) {
-    for (ArrayId id : it->second.makes) {
+    for (ArrayId id : node->makes) {
       auto count = unfinished_.find(id);
       if (--count->second == 0) unfinished_.erase(count);
     }
   }
-  nodes_.erase(it);
+  nodes_.Erase(ticket);
 }
 
 }  // namespace landbridge::ctl

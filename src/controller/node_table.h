@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "base/ascending_map.h"
 #include "base/ids.h"
 #include "base/time.h"
 #include "controller/cluster_table.h"
@@ -39,31 +40,28 @@ class NodeTable {
   // `track`: keep which arrays are not made yet, for Unfinished.
   explicit NodeTable(bool track) : track_(track) {}
 
-  // The reference holds until the next Add.
   Node& Add(Ticket ticket, Life* life, SessionId session, TimeNs now);
   void AddArray(Node& node, ArrayId id);  // that it makes
-  Node* Find(Ticket ticket) {
-    auto it = nodes_.find(ticket);
-    return it == nodes_.end() ? nullptr : &it->second;
-  }
-  const Node* Find(Ticket ticket) const { return const_cast<NodeTable*>(this)->Find(ticket); }
+  Node* Find(Ticket ticket) { return nodes_.Find(ticket); }
+  const Node* Find(Ticket ticket) const { return nodes_.Find(ticket); }
   void Erase(Ticket ticket);
   // Some node that makes (a part of) it has not ended.
   bool Unfinished(ArrayId id) const { return unfinished_.contains(id); }
   size_t size() const { return nodes_.size(); }
 
   bool OldestSent(const Life* life, Ticket ticket) const {
-    return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
-      return entry.second.sent && entry.second.life == life && entry.first < ticket;
-    });
+    bool older = false;
+    nodes_.ForEach(
+        [&](Ticket other, const Node& node) { older = older || (node.sent && node.life == life && other < ticket); });
+    return !older;
   }
   // Ascending tickets of those that `pick(node)`.
   template <typename Pick>
   std::vector<Ticket> Select(Pick pick) const {
     std::vector<Ticket> tickets;
-    for (const auto& [ticket, node] : nodes_) {
+    nodes_.ForEach([&](Ticket ticket, const Node& node) {
       if (pick(node)) tickets.push_back(ticket);
-    }
+    });
     std::sort(tickets.begin(), tickets.end());
     return tickets;
   }
@@ -98,7 +96,7 @@ class NodeTable {
   const bool track_;
   uint64_t next_ = 1;
   absl::flat_hash_map<ArrayId, int> unfinished_;
-  absl::flat_hash_map<Ticket, Node> nodes_;
+  AscendingMap<Ticket, Node> nodes_;
   absl::flat_hash_map<Ticket, std::pair<SessionId, absl::Status>> failed_;
   std::deque<Ticket> failed_order_;
 };

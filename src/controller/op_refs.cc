@@ -1,5 +1,7 @@
 #include "controller/op_refs.h"
 
+#include <algorithm>
+
 namespace landbridge::ctl {
 namespace {
 
@@ -78,32 +80,40 @@ Ticket TicketOf(const WorkerOp& op) {
   }
 }
 
-void HeldRefs::Add(const OpRefs& refs) {
-  for (uint64_t array : refs.makes) ++held_[array].makes;
-  for (uint64_t array : refs.uses) ++held_[array].uses;
+void HeldRefs::Add(const OpRefs& refs, uint64_t order) {
+  for (uint64_t array : refs.makes) {
+    uint64_t& makes = held_.TryEmplace(array).first->makes;
+    makes = std::max(makes, order);
+  }
+  for (uint64_t array : refs.uses) {
+    uint64_t& uses = held_.TryEmplace(array).first->uses;
+    uses = std::max(uses, order);
+  }
 }
 
-void HeldRefs::Remove(const OpRefs& refs) {
-  auto drop = [this](uint64_t array, int Count::*what) {
-    auto it = held_.find(array);
-    if (it == held_.end()) return;
-    --(it->second.*what);
-    if (it->second.makes <= 0 && it->second.uses <= 0) held_.erase(it);
-  };
-  for (uint64_t array : refs.makes) drop(array, &Count::makes);
-  for (uint64_t array : refs.uses) drop(array, &Count::uses);
+bool HeldRefs::Holds(uint64_t array, uint64_t front) const {
+  const Latest* latest = held_.Find(array);
+  return latest != nullptr && std::max(latest->makes, latest->uses) >= front;
 }
 
-bool HeldRefs::MustFollow(const OpRefs& refs) const {
+bool HeldRefs::MustFollow(const OpRefs& refs, uint64_t front) const {
   if (held_.empty()) return false;
   for (uint64_t array : refs.uses) {
-    auto it = held_.find(array);
-    if (it != held_.end() && it->second.makes > 0) return true;
+    const Latest* latest = held_.Find(array);
+    if (latest != nullptr && latest->makes >= front) return true;
   }
-  for (uint64_t array : refs.ends) {
-    if (held_.contains(array)) return true;
+  return std::any_of(refs.ends.begin(), refs.ends.end(), [&](uint64_t array) { return Holds(array, front); });
+}
+
+void HeldRefs::Trim(size_t waiting, uint64_t front) {
+  if (waiting == 0) {
+    if (!held_.empty()) held_.Clear();
+    trim_at_ = kKeptMin;
+    return;
   }
-  return false;
+  if (held_.size() < trim_at_) return;
+  held_.EraseIf([&](uint64_t, const Latest& latest) { return std::max(latest.makes, latest.uses) < front; });
+  trim_at_ = std::max(kKeptMin, 2 * held_.size());
 }
 
 }  // namespace landbridge::ctl

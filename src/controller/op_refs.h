@@ -3,8 +3,11 @@
 // Thread-safety: pure functions and a plain table.
 #pragma once
 
-#include "absl/container/flat_hash_map.h"
+#include <cstddef>
+#include <cstdint>
+
 #include "absl/container/inlined_vector.h"
+#include "base/ascending_map.h"
 #include "base/ids.h"
 #include "proto/landbridge/control.pb.h"
 
@@ -22,22 +25,26 @@ OpRefs RefsOf(const WorkerOp& op);
 bool IsNode(const WorkerOp& op);
 Ticket TicketOf(const WorkerOp& op);  // none if it has none
 
-// What waiting operations make and use.
+// What operations that wait in a queue make and use. Operations are numbered in the order of the queue, which they leave at its
+// front: what is remembered of those that have left is told from the others by its number, and need not be taken away one by
+// one.
 class HeldRefs {
  public:
-  void Add(const OpRefs& refs);
-  void Remove(const OpRefs& refs);
-  // An operation with these references has to come after one that waits.
-  bool MustFollow(const OpRefs& refs) const;
-  bool Holds(uint64_t array) const { return held_.contains(array); }
-  bool empty() const { return held_.empty(); }
-  void Clear() { held_.clear(); }
+  void Add(const OpRefs& refs, uint64_t order);
+  // An operation with these references has to come after one that waits. `front`: the number of the queue's first.
+  bool MustFollow(const OpRefs& refs, uint64_t front) const;
+  bool Holds(uint64_t array, uint64_t front) const;
+  void Clear() { held_.Clear(); }
+  // So many wait. Forgets what has left, now and then.
+  void Trim(size_t waiting, uint64_t front);
 
  private:
-  struct Count {
-    int makes = 0, uses = 0;
+  static constexpr size_t kKeptMin = 1024;
+  struct Latest {  // numbers, from 1, of the last operations that make and that use it
+    uint64_t makes = 0, uses = 0;
   };
-  absl::flat_hash_map<uint64_t, Count> held_;
+  AscendingMap<uint64_t, Latest> held_;
+  size_t trim_at_ = kKeptMin;
 };
 
 }  // namespace landbridge::ctl
