@@ -14,6 +14,7 @@
 #include "bin/compile_cache_flag.h"
 #include "bin/flags.h"
 #include "bin/plugin_flag.h"
+#include "bin/spin_flag.h"
 #include "cluster/grant.h"
 #include "env/connection.h"
 #include "env/process_tuning.h"
@@ -60,7 +61,7 @@ int Main(int argc, char** argv) {
   TuneProcess();
   ProxyOptions options;
   std::string resource_manager, listen_host = "127.0.0.1", plugin, ffi_library;
-  int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, compile_timeout_ms = 0, compile_memory = 0,
+  int64_t server_port = 29000, lease_ms = 0, heartbeat_ms = 0, spin_us = 0, compile_timeout_ms = 0, compile_memory = 0,
           compile_children = 2, compile_cache_bytes = limits::kDiskCacheBytesDefault,
           activation_budget = kActivationBudgetDefault;
   std::string policy = "client_order", dispatch = "parallel", scratch, compile_cache;
@@ -104,6 +105,7 @@ int Main(int argc, char** argv) {
   flags.Add("compile_processes", &compile_children, "Compiler processes, i.e. compiles at one time.");
   flags.Add("lease_ms", &lease_ms, "Lease: a silent worker (or proxy) is given up after this long. 0: 2400.");
   flags.Add("heartbeat_ms", &heartbeat_ms, "Pause between heartbeats. 0: 250.");
+  AddSpinFlag(&flags, &spin_us);
   flags.Add(
       "gcs_scratch_location", &scratch,
       "A local folder, as a path or file:///PATH: the compile cache is kept below it. State is not suspended there.");
@@ -144,6 +146,9 @@ int Main(int argc, char** argv) {
   if (lease_ms > 0) options.times.lease = lease_ms * kMillisecond;
   if (heartbeat_ms > 0) options.times.heartbeat = heartbeat_ms * kMillisecond;
   if (absl::Status status = options.times.Validate(); !status.ok()) return fail(std::string(status.message()));
+  absl::StatusOr<DurationNs> spin = SpinOf(spin_us);
+  if (!spin.ok()) return fail(std::string(spin.status().message()));
+  options.spin = *spin;
   if (absl::Status status = SetScheduling(policy, activation_budget, dispatch, &options); !status.ok()) {
     return fail(std::string(status.message()));
   }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "bin/flags.h"
 #include "bin/plugin_flag.h"
+#include "bin/spin_flag.h"
 #include "cluster/admin.h"
 #include "cluster/grant.h"
 #include "env/clock.h"
@@ -47,7 +48,7 @@ struct ServerFlags {
   int64_t server_port = -1;
   std::string resource_manager_address, listen_address = "127.0.0.1", bind_address, port_file;
   bool insecure_network = false;
-  int64_t lease_ms = 0, heartbeat_ms = 0;
+  int64_t lease_ms = 0, heartbeat_ms = 0, spin_us = 0;
   // Resource manager.
   std::string instance_type = "cpu:4";
   int64_t instance_count = 1;
@@ -72,6 +73,7 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->Add("port_file", &f->port_file, "Write host:port there when the port is open.");
   flags->Add("lease_ms", &f->lease_ms, "Lease: a silent holder is fenced after this long. 0: 2400.");
   flags->Add("heartbeat_ms", &f->heartbeat_ms, "Pause between heartbeats. 0: 250.");
+  AddSpinFlag(flags, &f->spin_us);
   flags->Add("instance_type", &f->instance_type,
              "Resource manager: a slice, TYPE:DEVICES or TYPE:WORKERSxDEVICES, e.g. cpu:4, cpu:2x4, tpuv6e:4x4.");
   flags->Add("instance_count", &f->instance_count, "Resource manager: number of slices.");
@@ -136,7 +138,7 @@ int AskDeviceCount(const std::string& resource_manager) {
   }
 }
 
-int RunWorker(const ServerFlags& flags, WorkerOptions options) {
+int RunWorker(const ServerFlags& flags, WorkerOptions options, DurationNs spin) {
   if (flags.resource_manager_address.empty()) {
     LogError("--resource_manager_address=HOST:PORT is missing (or --node_type=resource_manager to be one)");
     return kExitUsage;
@@ -174,6 +176,7 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options) {
   pjrt::PreparePluginEnvironment(options.devices);
 
   Loop loop;
+  loop.SetSpin(spin);
   int code = 0;
   auto worker = WorkerProcess::Start(&loop, std::move(options), [&](const absl::Status& why) {
     if (!why.ok()) {
@@ -241,6 +244,10 @@ int Main(int argc, char** argv) {
   if (values.heartbeat_ms > 0) times.heartbeat = values.heartbeat_ms * kMillisecond;
   if (absl::Status status = times.Validate(); !status.ok()) return fail(status.message());
 
+  absl::StatusOr<DurationNs> spin = SpinOf(values.spin_us);
+  if (!spin.ok()) return fail(spin.status().message());
+  if (*spin > 0 && is_resource_manager) LogWarning("--spin_us does nothing here: nobody waits for this process");
+
   if (!is_resource_manager) {
     WorkerOptions options;
     options.listen_host = host;
@@ -248,7 +255,7 @@ int Main(int argc, char** argv) {
     options.port_file = values.port_file;
     options.times = times;
     options.cluster_secret = TakeClusterSecret();
-    return RunWorker(values, std::move(options));
+    return RunWorker(values, std::move(options), *spin);
   }
   ResourceManagerServerOptions options;
   const std::string shown = host.find(':') == std::string::npos ? host : absl::StrCat("[", host, "]");

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "bin/flags.h"
+#include "bin/spin_flag.h"
 #include "cluster/grant.h"
 #include "env/process_tuning.h"
 #include "worker/simulated/simulated_host.h"
@@ -31,7 +32,7 @@ constexpr const char* kUsage =
 struct SimulatedFlags {
   std::string resource_manager_address, port_file;
   int64_t workers = 1, first_worker = 0, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30,
-          lease_ms = 0, heartbeat_ms = 0;
+          lease_ms = 0, heartbeat_ms = 0, spin_us = 0;
 };
 
 void Declare(Flags* flags, SimulatedFlags* f) {
@@ -45,6 +46,7 @@ void Declare(Flags* flags, SimulatedFlags* f) {
   flags->Add("port_file", &f->port_file, "Write host:port there, for questions, when all workers listen.");
   flags->Add("lease_ms", &f->lease_ms, "Lease: a silent holder is fenced after this long. 0: 2400.");
   flags->Add("heartbeat_ms", &f->heartbeat_ms, "Pause between heartbeats. 0: 250.");
+  AddSpinFlag(flags, &f->spin_us);
 }
 
 int Main(int argc, char** argv) {
@@ -77,7 +79,11 @@ int Main(int argc, char** argv) {
   options.launch_time = values.launch_us * kMicrosecond;
   options.port_file = values.port_file;
 
+  absl::StatusOr<DurationNs> spin = SpinOf(values.spin_us);
+  if (!spin.ok()) return fail(std::string(spin.status().message()));
+
   Loop loop;
+  loop.SetSpin(*spin);
   for (int signal : {SIGTERM, SIGINT}) {
     if (absl::Status status = loop.OnSignal(signal, [&] { loop.Stop(); }); !status.ok()) LogWarning(status.message());
   }

@@ -84,6 +84,7 @@ absl::Status ProxyProcess::Run() {
   });
   host_->Join(this, client_address_);
 
+  loop_.SetSpin(options_.spin);
   loop_.Run();
 
   door_->Stop();

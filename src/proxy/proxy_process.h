@@ -28,6 +28,7 @@ struct ProxyOptions {
   std::string resource_manager_address;
   std::vector<std::string> virtual_slices;  // types; empty: every slice of the resource manager
   LeaseTimes times;
+  DurationNs spin = 0;  // of the loop: see Loop::SetSpin
   CompileServiceOptions compile;
   std::string shared_directory;      // uploads by file; empty: refused
   std::string cluster_secret;        // data planes of processes with another one are refused
