@@ -45,6 +45,11 @@ def ask(client, question):
     return json.loads(_stock_text()(make(client, {"landbridgeQuestion": question})))
 
 
+def ask_about(client, kind, body, options):
+    """The server's answer about `body`, a program of jaxlib's CompileOptions, decoded. Blocks until it is there."""
+    return json.loads(_stock_text()(load(client, kind, body, options)))
+
+
 def load(client, kind, body, options=None, **head):
     """The executable that the server makes of `body`, bytes of the given kind, with jaxlib's CompileOptions."""
     if options is not None:

@@ -168,9 +168,10 @@ def test_device_put_stays_stock_on_a_jaxlib_that_it_does_not_know():
                                   "memory_stats": "memory_stats() raises", "program_text": "tell no text",
                                   "serialization": "cannot be serialized", "buffer_callback": "buffer callbacks are refused",
                                   "newer_programs": "newer than the client's message are refused",
+                                  "partitioning": "custom_partitioning are refused",
                                   "deletion": "does not see what happened to arrays with the same buffers"}.items():
                 assert [follows in text for text in told if f"patch {name!r} is" in text] == [True], told
-            assert len(told) == 8, told
+            assert len(told) == 9, told
         jaxlib.version.__version_info__ = (0, 10, 2)
         pxla.shard_arg_handlers[array.ArrayImpl] = lambda xs, other: None
         assert "takes ['xs', 'other']" in patches.install_all()["device_put"]

@@ -31,10 +31,14 @@ void WriteModulesTo(const DumpFolder& folder, xla::CompileOptionsProto& options)
   overrides["xla_dump_hlo_pass_re"].set_string_field(kPropagationPasses);
 }
 
+absl::StatusOr<xla::HloModuleProto> ReadPropagated(const DumpFolder& folder) {
+  LB_ASSIGN_OR_RETURN(const std::string written, folder.ReadLast(kModuleFile));
+  return hlo::ParseModule(written);
+}
+
 absl::StatusOr<std::optional<DividedProgram>> DivideBatches(const DumpFolder& folder,
                                                             const NormalizedOptions& options) {
-  LB_ASSIGN_OR_RETURN(const std::string written, folder.ReadLast(kModuleFile));
-  LB_ASSIGN_OR_RETURN(xla::HloModuleProto module, hlo::ParseModule(written));
+  LB_ASSIGN_OR_RETURN(xla::HloModuleProto module, ReadPropagated(folder));
   const int divided_calls = hlo::DivideBatchCalls(module, options.num_partitions) +
                             hlo::DivideCallsByParts(module, options.num_partitions, pjrt::kPartitionedHostCallTarget);
   if (divided_calls == 0) return std::nullopt;

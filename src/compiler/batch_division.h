@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "compiler/dump_folder.h"
 #include "compiler/options.h"
+#include "proto/xla/hlo.pb.h"
 
 namespace landbridge {
 
@@ -28,8 +29,11 @@ struct DividedProgram {
   xla::CompileOptionsProto options;
 };
 
+// The module of the moment between propagation and partitioner. FAILED_PRECONDITION when the plugin wrote none.
+absl::StatusOr<xla::HloModuleProto> ReadPropagated(const DumpFolder& folder);
+
 // What to compile instead of the program that was compiled with `options` and `folder`; nullopt: nothing in it can be
-// divided. FAILED_PRECONDITION when the plugin wrote no module.
+// divided. Errors: ReadPropagated's.
 absl::StatusOr<std::optional<DividedProgram>> DivideBatches(const DumpFolder& folder, const NormalizedOptions& options);
 
 }  // namespace landbridge

@@ -97,7 +97,7 @@ class CompileService::Impl {
     return absl::OkStatus();
   }
 
-  void Compile(CompileRequest request, Callback callback) {
+  void Compile(CompileRequest request, bool only_shardings, Callback callback) {
     absl::StatusOr<NormalizedOptions> options = NormalizeOptions(request.compile_options);
     absl::Status refused = options.status();
     if (refused.ok() && !request.test_fault.empty() && !options_.enable_test_faults) {
@@ -116,11 +116,12 @@ class CompileService::Impl {
     job->call.set_compile_options(SerializeDeterministic(options->proto));
     job->call.set_test_fault(request.test_fault);
     job->call.set_split(request.split && options->num_devices() > 1);
+    job->call.set_only_shardings(only_shardings);
     const size_t bytes = request.program.size();
     SubmitWith(bytes, std::move(job), std::move(callback), [this, program = std::move(request.program)](Job& full) {
       full.call.set_program(std::string(program));
       full.inputs = Inputs(full.call);
-      full.key = HashOf(full.inputs);
+      full.key = absl::StrCat(full.call.only_shardings() ? "shardings of " : "", HashOf(full.inputs));
     });
   }
 
@@ -167,6 +168,9 @@ class CompileService::Impl {
     std::string key;  // hash of `inputs`
     CompileCall call;
     std::vector<Callback> callbacks;  // guarded by mutex_ while the job is in jobs_
+
+    // Others are questions, and their answers are not kept.
+    bool IsCompile() const { return call.envelope().empty() && !call.only_shardings(); }
   };
 
   // Submits the job once `complete` has put into it what takes time by the byte: for a small program here, else on the
@@ -285,7 +289,7 @@ class CompileService::Impl {
 
   // With mutex_ held: looks on disk, or has it compiled.
   void Begin(std::unique_ptr<Job> job) {
-    if (disk_ == nullptr || !job->call.test_fault().empty() || !job->call.envelope().empty()) {
+    if (disk_ == nullptr || !job->call.test_fault().empty() || !job->IsCompile()) {
       queue_.push_back(std::move(job));
       wakes_.notify_one();
       return;
@@ -338,7 +342,7 @@ class CompileService::Impl {
         job = std::move(queue_.front());
         queue_.pop_front();
         ++stats_.running;
-        if (job->call.envelope().empty()) ++stats_.compiles;
+        if (job->IsCompile()) ++stats_.compiles;
       }
       CompileResult result = CompileOne(index, child, *job);
       {
@@ -346,14 +350,13 @@ class CompileService::Impl {
         --stats_.running;
         jobs_.erase(job->key);
         if (result.ok()) {
-          if (job->call.envelope().empty()) cache_.Insert(job->key, *result);
+          if (job->IsCompile()) cache_.Insert(job->key, *result);
         } else {
           ++stats_.failures;
         }
       }
       Finish(*job, result);
-      if (disk_ != nullptr && result.ok() && job->call.envelope().empty())
-        disk_->Insert(std::move(job->inputs), *result);
+      if (disk_ != nullptr && result.ok() && job->IsCompile()) disk_->Insert(std::move(job->inputs), *result);
     }
   }
 
@@ -404,6 +407,7 @@ class CompileService::Impl {
     program->info = std::move(*reply->mutable_info());
     program->envelope = std::move(*reply->mutable_envelope());
     program->optimised_program = std::move(*reply->mutable_optimised_program());
+    program->shardings = std::move(*reply->mutable_shardings());
     program->envelope_sha256 = Sha256Raw(program->envelope);
     return std::shared_ptr<const CompiledProgram>(std::move(program));
   }
@@ -471,7 +475,16 @@ absl::StatusOr<std::unique_ptr<CompileService>> CompileService::Start(CompileSer
 }
 
 void CompileService::Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback) {
-  impl_->Compile(std::move(request), std::move(callback));
+  impl_->Compile(std::move(request), /*only_shardings=*/false, std::move(callback));
+}
+
+void CompileService::AskShardings(CompileRequest request,
+                                  absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback) {
+  impl_->Compile(std::move(request), /*only_shardings=*/true,
+                 [callback = std::move(callback)](CompileResult result) mutable {
+                   if (!result.ok()) return callback(result.status());
+                   callback((*result)->shardings);
+                 });
 }
 
 void CompileService::FetchOptimisedProgram(std::shared_ptr<const std::string> envelope, std::string sha256,

@@ -30,9 +30,11 @@ struct CompileRequest {
 
 struct CompiledProgram {
   ExecutableInfo info;
-  std::string envelope;           // sealed bytes for LoadEnvelope (compiler/load.h)
-  std::string envelope_sha256;    // 32 bytes
-  std::string optimised_program;  // in the form asked for; only when nothing but that was asked for
+  std::string envelope;         // sealed bytes for LoadEnvelope (compiler/load.h)
+  std::string envelope_sha256;  // 32 bytes
+  // When nothing but that was asked for:
+  std::string optimised_program;  // in the form asked for
+  std::string shardings;
 };
 // Shared by the cache and by all that hold it; immutable.
 using CompileResult = absl::StatusOr<std::shared_ptr<const CompiledProgram>>;
@@ -102,6 +104,10 @@ class CompileService {
   // plugin refuses and for a program that killed the compiler process, RESOURCE_EXHAUSTED for its memory limit,
   // ABORTED for its time limit, UNIMPLEMENTED for custom calls that nobody registered.
   void Compile(CompileRequest request, absl::AnyInvocable<void(CompileResult)> callback);
+
+  // How the values that `request.program` marks would be divided (hlo/inspected_shardings.h), as the JSON of
+  // CompileReply.shardings. Callback and errors as above; nothing is kept.
+  void AskShardings(CompileRequest request, absl::AnyInvocable<void(absl::StatusOr<std::string>)> callback);
 
   // The optimised HLO of a program that was compiled; of one for devices of several
   // processes, what each device runs. It is not kept: a child reads it out of the envelope. Callback and errors as above.

@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <future>
+#include <map>
 #include <set>
 #include <thread>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -24,6 +26,7 @@
 #include "custom_calls/handler_supply.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "pjrt/client.h"
 #include "pjrt/test_support.h"
 #include "pjrt/virtual_compute.h"
@@ -304,6 +307,37 @@ TEST_F(CompileServiceTest, TellsTheOptimisedProgram) {
   EXPECT_EQ(fetch(damaged).status().code(), absl::StatusCode::kInvalidArgument);
   const std::string text = Value(fetch(program->envelope, OptimisedForm::kText));
   EXPECT_THAT(text, AllOf(StartsWith("HloModule jit_add, "), HasSubstr("ENTRY %main"), HasSubstr(" = f32[4]{0} add(")));
+}
+
+TEST_F(CompileServiceTest, TellsHowMarkedValuesWouldBeDivided) {
+  auto ask = [&](const std::string& program, int partitions) {
+    std::promise<absl::StatusOr<std::string>> promise;
+    service_->AskShardings(Request(program, partitions),
+                           [&](absl::StatusOr<std::string> answer) { promise.set_value(std::move(answer)); });
+    return promise.get_future().get();
+  };
+  const std::string program = absl::StrReplaceAll(
+      pjrt::kPsumProgram,
+      {{"return %0", R"("stablehlo.custom_call"(%0) {call_target_name = "landbridge_inspect_sharding",
+      has_side_effect = true, backend_config = "a \"name\""} : (tensor<2xf32>) -> ()
+      "stablehlo.custom_call"(%arg0) {call_target_name = "landbridge_inspect_sharding", has_side_effect = true,
+      backend_config = "argument"} : (tensor<8xf32>) -> ()
+      return %0)"}});
+  const uint64_t compiles = service_->Stats().compiles;
+  const auto answer = nlohmann::json::parse(Value(ask(program, 4)));
+  std::map<std::string, xla::OpSharding> found;
+  for (const auto& one : answer["shardings"]) {
+    std::string bytes;
+    ASSERT_TRUE(absl::Base64Unescape(one[1].get<std::string>(), &bytes));
+    ASSERT_TRUE(found[one[0].get<std::string>()].ParseFromString(bytes));
+  }
+  ASSERT_THAT(found, testing::SizeIs(2));
+  EXPECT_EQ(found["a \"name\""].type(), xla::OpSharding::REPLICATED);
+  EXPECT_EQ(found["argument"].type(), xla::OpSharding::OTHER);
+  EXPECT_THAT(found["argument"].tile_assignment_dimensions(), ElementsAre(4));
+  EXPECT_EQ(service_->Stats().compiles, compiles);  // nothing to keep
+  EXPECT_EQ(ask("nonsense", 4).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ask(pjrt::kAddProgram, 1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ProgramTextTest, SaysWhatIsMissing) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
@@ -30,8 +31,10 @@
 #include "compiler/program_text.h"
 #include "custom_calls/compiler_targets.h"
 #include "custom_calls/custom_call_limits.h"
+#include "hlo/inspected_shardings.h"
 #include "hlo/module_facts.h"
 #include "hlo/rewrite_collectives.h"
+#include "nlohmann/json.hpp"
 #include "pjrt/client.h"
 #include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
@@ -117,6 +120,7 @@ class Child {
       TestFault(call.test_fault());
     }
     if (!call.envelope().empty()) return ReadOptimised(call, reply);
+    if (call.only_shardings()) return ReadShardings(call, reply);
     LB_RETURN_IF_ERROR(CheckCallsOfTheClient(call.program()));
     LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
     LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
@@ -163,6 +167,26 @@ class Child {
       LB_ASSIGN_OR_RETURN(bytes, ProgramText(bytes, options_.plugin_path));
     }
     reply.set_optimised_program(std::move(bytes));
+    return absl::OkStatus();
+  }
+
+  // What the partitioner thinks of the program, and whether there is code for its calls, does not matter.
+  absl::Status ReadShardings(const CompileCall& call, CompileReply& reply) {
+    LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
+    if (options.num_partitions < 2 || options.num_replicas > 1) {
+      return absl::InvalidArgumentError("shardings of values: the program is not divided over devices");
+    }
+    LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
+    LB_ASSIGN_OR_RETURN(const DumpFolder folder, DumpFolder::Create());
+    const absl::Status compiled = CompileAsItIs(call.program(), options, /*quick=*/true, &folder).status();
+    const absl::StatusOr<xla::HloModuleProto> module = ReadPropagated(folder);
+    if (!module.ok()) return compiled.ok() ? module.status() : compiled;
+    nlohmann::json list = nlohmann::json::array();
+    for (const hlo::InspectedSharding& one : hlo::InspectedShardings(*module)) {
+      list.push_back({one.name, absl::Base64Escape(one.sharding.SerializeAsString())});
+    }
+    reply.set_shardings(
+        nlohmann::json{{"shardings", std::move(list)}}.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
     return absl::OkStatus();
   }
 

@@ -12,8 +12,10 @@ namespace landbridge {
 
 absl::Status CheckCallsOfTheClient(absl::string_view program) {
   constexpr std::pair<absl::string_view, absl::string_view> kRefused[] = {
-      {"CustomSPMDPartitioning", "write the function with jax.shard_map instead of custom_partitioning"},
-      {"InspectSharding", "look at the sharding of a result (x.sharding) instead of inspect_array_sharding"},
+      {"CustomSPMDPartitioning",
+       "write the function with jax.shard_map instead of custom_partitioning, or pip install landbridge"},
+      {"InspectSharding",
+       "look at the sharding of a result (x.sharding) instead of inspect_array_sharding, or pip install landbridge"},
   };
   auto in_name = [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   for (const auto& [name, advice] : kRefused) {

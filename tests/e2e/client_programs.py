@@ -462,6 +462,55 @@ def operations_newer_than_the_message():
     np.testing.assert_allclose(np.asarray(y), rand(16, 4).reshape(4, 4, 4).sum(0), rtol=1e-6)
 
 
+@needs_patch("partitioning")
+def partitionings_in_words_and_by_functions():
+    jax, jnp, *_ = modules()
+    from jax.experimental.custom_partitioning import custom_partitioning
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    x = jax.device_put(rand(8, 8), NamedSharding(mesh_of(4), P("d")))
+    seen = []
+
+    @custom_partitioning
+    def tripled(v):
+        return v * 3
+
+    def partition(mesh, args, result):
+        seen.append(args[0].sharding.spec)
+        return mesh, lambda v: v + v + v, result.sharding, (args[0].sharding,)
+
+    tripled.def_partition(partition, sharding_rule="i j -> i j")
+
+    @jax.jit
+    def f(v):
+        jax.debug.inspect_array_sharding(v + 1, callback=lambda sharding: seen.append(sharding.spec))
+        return tripled(v)
+
+    np.testing.assert_allclose(np.asarray(f(x)), rand(8, 8) * 3, rtol=1e-6)
+    assert [tuple(spec)[:1] for spec in seen] == [("d",), ("d",)], seen
+
+
+@needs_patch("buffer_callback")
+def callbacks_on_buffers():
+    jax, jnp, *_ = modules()
+    from jax.experimental.buffer_callback import buffer_callback
+
+    def twice(context, out, a):
+        np.asarray(out)[...] = np.asarray(a) * 2
+
+    x = rand(8, 8)
+    equal(jax.jit(lambda v: buffer_callback(twice, jax.ShapeDtypeStruct(v.shape, v.dtype))(v))(x), x * 2)
+
+
+@needs_patch("deletion")
+def ends_of_shared_buffers():
+    jax, jnp, *_ = modules()
+    x = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[0])
+    view = jax.make_array_from_single_device_arrays(x.shape, x.sharding, [x])
+    assert not view.is_deleted()
+    jax.jit(lambda v: v * 2, donate_argnums=0)(x).block_until_ready()
+    assert view.is_deleted()
+
+
 @needs_patch("callbacks")
 def callbacks_of_every_kind():
     jax, jnp, *_ = modules()

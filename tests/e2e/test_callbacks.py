@@ -414,24 +414,3 @@ def test_a_stream_without_a_sessions_token_is_refused(cluster):
             with pytest.raises(grpc.RpcError) as caught:
                 next(serve(iter(()), metadata=metadata))
             assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
-
-
-@pytest.mark.parametrize("what", ["custom_partitioning", "inspect"])
-def test_programs_that_point_into_the_client_are_refused_by_name(cluster, what):
-    x = jax.device_put(np.ones(8, np.float32), NamedSharding(Mesh(np.array(jax.devices()[:4]), "d"), P("d")))
-    if what == "inspect":
-        def run(v):
-            jax.debug.inspect_array_sharding(v * 2, callback=print)
-            return v
-        name = "InspectSharding"
-    else:
-        from jax.experimental.custom_partitioning import custom_partitioning
-        f = custom_partitioning(lambda v: v * 2)
-        f.def_partition(
-            partition=lambda mesh, args, result: (mesh, lambda v: v * 2, args[0].sharding, (args[0].sharding,)),
-            infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
-            sharding_rule="i -> i")
-        run, name = f, "CustomSPMDPartitioning"
-    with pytest.raises(Exception, match=name):
-        jax.block_until_ready(jax.jit(run)(x))
-    assert float(jax.jit(lambda v: v.sum())(x)) == 8  # nothing else is harmed

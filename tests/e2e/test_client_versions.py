@@ -23,7 +23,7 @@ VERSIONS = [OLDEST, "0.9.2", "0.10.0", NEWEST]
 SCRIPT = ROOT / "tests" / "e2e" / "client_programs.py"
 # What a patch says of versions that it cannot work with. Everything else is installed everywhere.
 OF_0_10 = {"device_put", "callbacks", "memory_stats", "program_text", "serialization", "buffer_callback", "newer_programs",
-           "deletion"}
+           "partitioning", "deletion"}
 LEFT_OUT = {"0.8.2": OF_0_10, "0.9.2": OF_0_10}
 
 

@@ -10,7 +10,7 @@ import os
 import warnings
 
 MODULES = ("strides", "device_put", "locations", "memory_stats", "program_text", "serialization",
-           "callbacks", "buffer_callback", "newer_programs", "deletion")
+           "callbacks", "buffer_callback", "newer_programs", "partitioning", "deletion")
 
 # The releases of jaxlib that patches of its internals were tried with.
 FIRST_RELEASE, LAST_RELEASE = (0, 10, 0), (0, 10, 2)

@@ -11,7 +11,7 @@ from landbridge import patches, questions
 
 NAME = "newer_programs"
 
-_PARAMETERS = ["backend", "module", "executable_devices", "options", "host_callbacks"]
+PARAMETERS = ["backend", "module", "executable_devices", "options", "host_callbacks"]
 _FAILURE = "Failed to serialize StableHLO"
 
 
@@ -22,7 +22,7 @@ def check():
     from jax._src.lib.mlir.dialects import hlo
     from jaxlib import _jax
     found = list(inspect.signature(compiler.backend_compile_and_load).parameters)
-    if found != _PARAMETERS:
+    if found != PARAMETERS:
         return f"backend_compile_and_load takes {found}"
     for owner, name in ((_jax.mlir, "serialize_portable_artifact"), (hlo, "get_current_version"),
                         (_jax.CompileOptions, "SerializeAsString")):
@@ -37,11 +37,11 @@ def _version_for(client):
     return ".".join(map(str, min(ours, tuple(client.stablehlo_current_version))))
 
 
-def _send(client, module, options):
+def artifact(client, module):
+    """The bytes that the server takes."""
     from jax._src.interpreters import mlir
     from jaxlib import _jax
-    artifact = _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(module), _version_for(client), True)
-    return questions.load(client, b"landbridgeProgram", artifact, options)
+    return _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(module), _version_for(client), True)
 
 
 def install():
@@ -56,6 +56,6 @@ def install():
         except _jax.JaxRuntimeError as error:
             if host_callbacks or not questions.is_ours(backend) or _FAILURE not in str(error):
                 raise
-        return _send(backend, module, options)
+        return questions.load(backend, b"landbridgeProgram", artifact(backend, module), options)
 
     compiler.backend_compile_and_load = backend_compile_and_load

@@ -99,6 +99,9 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
     void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image, OptimisedForm form) override {
       door->FetchOptimisedProgram(core.session(), token, std::move(image), form);
     }
+    void AskShardings(uint64_t token, absl::Cord program, std::string options) override {
+      door->AskShardings(core.session(), token, std::move(program), std::move(options));
+    }
     void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
                      std::vector<DeviceId> devices) override {
       door->SealProgram(core.session(), token, *image, devices);
@@ -164,6 +167,7 @@ class IfrtFrontDoor::Impl : public std::enable_shared_from_this<Impl> {
   void TellSession(SessionId session, F tell);
   void FetchOptimisedProgram(SessionId session, uint64_t token, std::shared_ptr<const ProgramImage> image,
                              OptimisedForm form);
+  void AskShardings(SessionId session, uint64_t token, absl::Cord program, std::string options);
   void SealProgram(SessionId session, uint64_t token, const ProgramImage& image, const std::vector<DeviceId>& devices);
   void OpenProgram(SessionId session, uint64_t token, absl::Cord sealed);
   void Answer(Session& session);
@@ -539,15 +543,34 @@ void IfrtFrontDoor::Impl::SealProgram(SessionId id, uint64_t token, const Progra
   auto done = [weak = weak_from_this(), id, token](absl::StatusOr<std::string> sealed) {
     auto self = weak.lock();
     if (self == nullptr) return;
-    if (sealed.ok()) sealed = absl::Base64Escape(*sealed);
+    if (sealed.ok()) sealed = absl::StrCat("{\"program\":\"", absl::Base64Escape(*sealed), "\"}");
     self->TellSession(id, [token, sealed = std::move(sealed)](SessionCore& core) mutable {
-      core.OnSealed(token, std::move(sealed));
+      core.OnAnswer(token, std::move(sealed));
     });
   };
   if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
   std::vector<int32_t> ids;
   for (DeviceId device : devices) ids.push_back(device.value());
   compiler_->SealForClient(image.info, image.envelope, std::move(ids), std::move(done));
+}
+
+void IfrtFrontDoor::Impl::AskShardings(SessionId id, uint64_t token, absl::Cord program, std::string options) {
+  std::shared_ptr<SessionPipe> pipe = Find(id)->pipe;
+  const size_t bytes = program.size();
+  pipe->AddKept(bytes);
+  auto done = [weak = weak_from_this(), id, token, bytes, pipe = std::move(pipe)](absl::StatusOr<std::string> answer) {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    pipe->RemoveKept(bytes);
+    self->TellSession(id, [token, answer = std::move(answer)](SessionCore& core) mutable {
+      core.OnAnswer(token, std::move(answer));
+    });
+  };
+  if (compiler_ == nullptr) return done(absl::FailedPreconditionError("This proxy has no compiler"));
+  CompileRequest request;
+  request.program = std::move(program);
+  request.compile_options = std::move(options);
+  compiler_->AskShardings(std::move(request), std::move(done));
 }
 
 void IfrtFrontDoor::Impl::OpenProgram(SessionId id, uint64_t token, absl::Cord sealed) {

@@ -138,11 +138,11 @@ absl::Cord TakeLast(std::string data, size_t count) {
   return bytes;
 }
 
-absl::StatusOr<NewerProgram> ParseNewer(std::string whole, size_t left) {
+absl::StatusOr<NewerProgram> ParseNewer(absl::string_view kind, std::string whole, size_t left) {
   absl::string_view data = absl::string_view(whole).substr(whole.size() - left);
-  LB_ASSIGN_OR_RETURN(const json head, TakeHead("landbridgeProgram", &data));
+  LB_ASSIGN_OR_RETURN(const json head, TakeHead(kind, &data));
   auto options = head.find("options");
-  if (options == head.end()) return Bad("landbridgeProgram needs options");
+  if (options == head.end()) return Bad(absl::StrCat(kind, " needs options"));
   NewerProgram program;
   LB_ASSIGN_OR_RETURN(program.options, ParseOptions(*options));
   program.bytes = TakeLast(std::move(whole), data.size());
@@ -169,7 +169,13 @@ absl::StatusOr<PluginProgram> ParsePluginProgram(std::string whole) {
   absl::string_view data = whole;
   if (!absl::ConsumePrefix(&data, "__serialized_plugin_program ")) return Bad("unknown encoding");
   if (absl::ConsumePrefix(&data, "landbridgeExecutable ")) return ParseReturned(std::move(whole), data.size());
-  if (absl::ConsumePrefix(&data, "landbridgeProgram ")) return ParseNewer(std::move(whole), data.size());
+  if (absl::ConsumePrefix(&data, "landbridgeProgram ")) {
+    return ParseNewer("landbridgeProgram", std::move(whole), data.size());
+  }
+  if (absl::ConsumePrefix(&data, "landbridgeShardings ")) {
+    LB_ASSIGN_OR_RETURN(NewerProgram program, ParseNewer("landbridgeShardings", std::move(whole), data.size()));
+    return ShardingsQuestion{std::move(program)};
+  }
   if (NestsDeeply(data)) return Bad("the JSON text nests too deeply");
   const json document = json::parse(data.begin(), data.end(), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) return Bad("it is not a JSON object");

@@ -53,6 +53,12 @@ struct NewerProgram {
   absl::Cord bytes;
 };
 
+// landbridgeShardings {"options":"BASE64"}, a line feed, and MLIR bytes: a question about an XLA program. The answer says how the
+// values that it marks (hlo/inspected_shardings.h) are divided: {"shardings":[["name","OpSharding in BASE64"],...]}.
+struct ShardingsQuestion {
+  NewerProgram program;
+};
+
 // {"landbridgeWitness":{"devices":8}}: takes one array over so many devices, gives nothing and does nothing. A client does not
 // know what it did to the array, and therefore asks whether it is deleted when it is to say so; of other arrays it says what
 // itself has seen, which misses those that share their buffers with one that was deleted.
@@ -60,7 +66,8 @@ struct WitnessProgram {
   int devices = 1;
 };
 
-using PluginProgram = std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram, WitnessProgram>;
+using PluginProgram =
+    std::variant<ReshardProgram, Question, ReturnedExecutable, NewerProgram, ShardingsQuestion, WitnessProgram>;
 
 // `data` is the serialized program. Anything else than a well-formed one of those is an error whose text contains
 // "Bad PluginProgram": clients look for it. Bytes of programs are taken over from `data`, not copied: they may be many.

@@ -43,6 +43,7 @@ class World final : public QuietSink, public SessionHost {
   RequestId NewRequestId() override { return RequestId(next_request++); }
   void Compile(uint64_t token_in, absl::Cord, std::string, bool) override { token = token_in; }
   void FetchOptimisedProgram(uint64_t, std::shared_ptr<const ProgramImage>, OptimisedForm) override {}
+  void AskShardings(uint64_t, absl::Cord, std::string) override {}
   void SealProgram(uint64_t, std::shared_ptr<const ProgramImage>, std::vector<DeviceId>) override {}
   void OpenProgram(uint64_t, absl::Cord) override {}
   absl::StatusOr<ClaimedUpload> ClaimUpload(uint64_t, int64_t bytes) override {

@@ -46,9 +46,11 @@ class SessionHost {
   virtual void Compile(uint64_t token, absl::Cord program, std::string options, bool split) = 0;
   // The program's optimised HLO, a module in base64: SessionCore::OnOptimisedProgram(token, ...).
   virtual void FetchOptimisedProgram(uint64_t token, std::shared_ptr<const ProgramImage> image, OptimisedForm form) = 0;
-  // The form in which clients keep it, in base64: SessionCore::OnSealed(token, ...).
+  // The form in which clients keep it, as {"program":"BASE64"}: SessionCore::OnAnswer(token, ...).
   virtual void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage> image,
                            std::vector<DeviceId> devices) = 0;
+  // The answer to a ShardingsQuestion: SessionCore::OnAnswer(token, ...).
+  virtual void AskShardings(uint64_t token, absl::Cord program, std::string options) = 0;
   // What SealProgram gave: SessionCore::OnCompiled(token, ...).
   virtual void OpenProgram(uint64_t token, absl::Cord sealed) = 0;
 
@@ -108,7 +110,7 @@ class SessionCore {
   void OnCompiled(uint64_t token, absl::StatusOr<Compiled> result);
   void OnStringBytes(uint64_t key, absl::StatusOr<std::string> bytes);
   void OnOptimisedProgram(uint64_t token, absl::StatusOr<std::string> program);
-  void OnSealed(uint64_t token, absl::StatusOr<std::string> sealed);
+  void OnAnswer(uint64_t token, absl::StatusOr<std::string> answer);
 
   struct Counts {
     size_t arrays = 0, executables = 0, futures = 0, pending = 0, contexts_held = 0, contexts_kept_back = 0;
@@ -294,7 +296,7 @@ class SessionCore {
   };
   void AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer);
   absl::flat_hash_map<RequestId, PendingQuestion> memory_questions_;
-  absl::flat_hash_map<uint64_t, PendingQuestion> programs_sealed_;  // by token
+  absl::flat_hash_map<uint64_t, PendingQuestion> questions_;  // that the compile service answers, by token
   // Launches under way that may call the client, and who waits for all up to one of them.
   std::set<uint64_t> host_calling_;
   uint64_t last_host_calling_ = 0;

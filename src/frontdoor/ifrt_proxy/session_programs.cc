@@ -237,6 +237,17 @@ absl::Status SessionCore::CompilePlugin(const Op& op, proxy::CompileRequest& req
       return absl::InvalidArgumentError("Cannot decode the compile options");
     return CompileModule(op, std::move(newer->bytes), options);
   }
+  if (auto* question = std::get_if<ShardingsQuestion>(&program)) {
+    xla::CompileOptionsProto options;
+    if (!options.ParseFromString(question->program.options))
+      return absl::InvalidArgumentError("Cannot decode the compile options");
+    executable->devices = {catalog_->devices.at(0).id};
+    executable->name = "question";
+    const uint64_t token = next_compile_++;
+    questions_.emplace(token, PendingQuestion{op, std::move(executable)});
+    host_->AskShardings(token, std::move(question->program.bytes), std::move(question->program.options));
+    return absl::OkStatus();
+  }
   if (auto* witness = std::get_if<WitnessProgram>(&program)) {
     const auto count = static_cast<size_t>(witness->devices);
     if (count > catalog_->devices.size()) {

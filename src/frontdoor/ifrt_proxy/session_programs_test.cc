@@ -126,14 +126,14 @@ TEST_F(SessionProgramsTest, GivesProgramsToClientsThatKeepThem) {
   ASSERT_EQ(host_.seals.size(), 1u);
   EXPECT_THAT(host_.seals.begin()->second, ElementsAre(DeviceId(2)));
   EXPECT_FALSE(Answered(asked));
-  core_->OnSealed(host_.seals.begin()->first, std::string("c2VhbGVk"));
+  core_->OnAnswer(host_.seals.begin()->first, std::string(R"({"program":"c2VhbGVk"})"));
   EXPECT_EQ(Call(TextRequest(host_.responses[asked].compile_response().loaded_executable_handle()))
                 .loaded_executable_human_readable_program_text_response()
                 .human_readable_program_text(),
             R"({"program":"c2VhbGVk"})");
   // One that cannot be kept, and one that is not there.
   const uint64_t again = Send(QuestionRequest(SealedQuestion(compiled)));
-  core_->OnSealed(host_.seals.rbegin()->first, absl::UnimplementedError("it calls functions"));
+  core_->OnAnswer(host_.seals.rbegin()->first, absl::UnimplementedError("it calls functions"));
   EXPECT_EQ(StatusOf(host_.responses[again]).code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(StatusOf(Call(QuestionRequest(R"({"serialize":{"fingerprint":"abcd"}})"))).code(),
             absl::StatusCode::kInvalidArgument);
@@ -199,6 +199,30 @@ TEST_F(SessionProgramsTest, CompilesProgramsInANewerStableHlo) {
   EXPECT_EQ(host_.compiles.begin()->second.first, "MLIR");
   core_->OnCompiled(host_.compiles.begin()->first, SessionCore::Compiled{Image("f", 1, 4, 1, false)});
   EXPECT_THAT(host_.responses[op].compile_response().addressable_device_ids(), ElementsAre(2));
+  EXPECT_EQ(StatusOf(host_.responses[ask("not options")]).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionProgramsTest, TellsHowMarkedValuesAreDivided) {
+  IfrtRequest request;
+  request.mutable_compile_request()->mutable_program()->set_type_name("xla::ifrt::PluginProgram");
+  const std::string options = xla::CompileOptionsProto().SerializeAsString();
+  auto ask = [&](const std::string& bytes) {
+    request.mutable_compile_request()->mutable_program()->set_data(absl::StrCat(
+        R"(__serialized_plugin_program landbridgeShardings {"options":")", absl::Base64Escape(bytes), "\"}\nMLIR"));
+    return Send(request);
+  };
+  const uint64_t op = ask(options);
+  ASSERT_EQ(host_.sharding_questions.size(), 1u);
+  EXPECT_EQ(host_.sharding_questions.begin()->second, std::pair(std::string("MLIR"), options));
+  EXPECT_FALSE(Answered(op));
+  core_->OnAnswer(host_.sharding_questions.begin()->first, std::string(R"({"shardings":[]})"));
+  EXPECT_EQ(Call(TextRequest(host_.responses[op].compile_response().loaded_executable_handle()))
+                .loaded_executable_human_readable_program_text_response()
+                .human_readable_program_text(),
+            R"({"shardings":[]})");
+  const uint64_t again = ask(options);
+  core_->OnAnswer(host_.sharding_questions.rbegin()->first, absl::InvalidArgumentError("it does not compile"));
+  EXPECT_EQ(StatusOf(host_.responses[again]).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(StatusOf(host_.responses[ask("not options")]).code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -45,7 +45,7 @@ void SessionCore::Ask(const Op& op, const Question& question, std::shared_ptr<Ex
     for (const auto& [handle, candidate] : executables_) {
       if (candidate->fingerprint.empty() || candidate->fingerprint != serialize->fingerprint) continue;
       const uint64_t token = next_compile_++;
-      programs_sealed_.emplace(token, std::move(pending));
+      questions_.emplace(token, std::move(pending));
       return host_->SealProgram(token, candidate->image, candidate->devices);
     }
     return Fail(op, absl::InvalidArgumentError("No program of this session has such a fingerprint"));
@@ -54,13 +54,12 @@ void SessionCore::Ask(const Op& op, const Question& question, std::shared_ptr<Ex
   AnswerHostCallsOver();
 }
 
-void SessionCore::OnSealed(uint64_t token, absl::StatusOr<std::string> sealed) {
-  auto it = programs_sealed_.find(token);
-  if (it == programs_sealed_.end()) return;
+void SessionCore::OnAnswer(uint64_t token, absl::StatusOr<std::string> answer) {
+  auto it = questions_.find(token);
+  if (it == questions_.end()) return;
   PendingQuestion question = std::move(it->second);
-  programs_sealed_.erase(it);
-  if (!sealed.ok()) return Fail(question.op, sealed.status());
-  AnswerQuestion(std::move(question), absl::StrCat("{\"program\":\"", *sealed, "\"}"));
+  questions_.erase(it);
+  AnswerQuestion(std::move(question), std::move(answer));
 }
 
 void SessionCore::AnswerQuestion(PendingQuestion question, absl::StatusOr<std::string> answer) {

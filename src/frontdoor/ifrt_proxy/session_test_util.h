@@ -37,6 +37,9 @@ class FakeSessionHost final : public SessionHost {
     fetches[token] = std::move(image);
     last_form = form;
   }
+  void AskShardings(uint64_t token, absl::Cord program, std::string options) override {
+    sharding_questions[token] = {std::string(program), std::move(options)};
+  }
   void SealProgram(uint64_t token, std::shared_ptr<const ProgramImage>, std::vector<DeviceId> devices) override {
     seals[token] = std::move(devices);
   }
@@ -76,6 +79,7 @@ class FakeSessionHost final : public SessionHost {
   std::vector<uint64_t> order;
   std::map<uint64_t, std::pair<std::string, std::string>> compiles;
   std::map<uint64_t, std::shared_ptr<const ProgramImage>> fetches;
+  std::map<uint64_t, std::pair<std::string, std::string>> sharding_questions;
   std::map<uint64_t, std::vector<DeviceId>> seals;
   std::map<uint64_t, std::string> opened;
   bool last_split = false;

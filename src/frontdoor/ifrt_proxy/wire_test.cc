@@ -183,6 +183,10 @@ TEST(PluginProgram, ProgramsInANewerStableHlo) {
   ASSERT_TRUE(program.ok()) << program.status();
   EXPECT_EQ(std::get<NewerProgram>(*program).options, "ab");
   EXPECT_EQ(std::get<NewerProgram>(*program).bytes, "ML\nIR");
+  auto question = ParsePluginProgram("__serialized_plugin_program landbridgeShardings {\"options\":\"YWI=\"}\nML\nIR");
+  ASSERT_TRUE(question.ok()) << question.status();
+  EXPECT_EQ(std::get<ShardingsQuestion>(*question).program.options, "ab");
+  EXPECT_EQ(std::get<ShardingsQuestion>(*question).program.bytes, "ML\nIR");
   for (const std::string bad : {"", "{}", "{}\nMLIR", "{\"options\":1}\nMLIR", "[]\nMLIR"}) {
     EXPECT_THAT(std::string(ParsePluginProgram(prefix + bad).status().message()), HasSubstr("Bad PluginProgram"))
         << bad;
