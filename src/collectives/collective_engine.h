@@ -35,7 +35,7 @@ struct CollectiveCall {
   // Dense, in the device's memory, there until `done`. Sizes are the program's: the caller has checked.
   std::vector<const std::byte*> operands;
   std::vector<std::byte*> results;
-  // Called once, on the engine's executor (ids: inside Call). Results are written in full before an OK; after an error
+  // Called once, on the engine's executor, or inside Call when nothing is left to wait for. Results are written in full before an OK; after an error
   // nothing reads or writes the memory any more either.
   absl::AnyInvocable<void(const absl::Status&)> done;
 };

@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "collectives/engine_test_util.h"
 #include "collectives/group_layout.h"
+#include "collectives/outgoing.h"
 #include "collectives/reduce.h"
 
 namespace landbridge {
@@ -420,9 +421,9 @@ TEST(CollectiveEngine, AbortEndsCallsOnAllWorkers) {
   }
 }
 
-// A small reduction that was called twice is asked for ahead: what nobody calls is taken back at the end, here and at peers.
+// A reduction too large to be pushed that was called twice is asked for ahead: what nobody calls is taken back at the end, here and at peers.
 TEST(CollectiveEngine, LoopsAskAheadAndTakeItBack) {
-  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3000}, DType::kF32, CollectiveOp::SUM};
   TestWorkers workers(ProgramOf(c), kPlacements[2]);
   auto open = [&] {
     uint64_t count = 0;
@@ -462,7 +463,7 @@ TEST(CollectiveEngine, LoopsAskAheadAndTakeItBack) {
 }
 
 TEST(CollectiveEngine, AbortEndsWhatWasAskedAhead) {
-  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3000}, DType::kF32, CollectiveOp::SUM};
   TestWorkers workers(ProgramOf(c), kPlacements[2]);
   const Bytes operands = RandomOperands(workers.program().steps()[0], 1);
   std::vector<absl::Status> statuses;
@@ -472,6 +473,135 @@ TEST(CollectiveEngine, AbortEndsWhatWasAskedAhead) {
   calls.Wait();
   for (const absl::Status& status : calls.statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  }
+}
+
+uint64_t Sum(TestWorkers& workers, uint64_t dataplane::DataPlaneStats::*count) {
+  uint64_t sum = 0;
+  for (int w = 0; w < workers.workers(); ++w) sum += workers.plane(w).Stats().*count;
+  return sum;
+}
+
+bool Becomes(const std::function<uint64_t()>& count, uint64_t wanted) {
+  for (int wait = 0; wait < 5000 && count() != wanted; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return count() == wanted;
+}
+
+// Small values are sent before they are asked for: nothing is published or pulled, each goes once to each worker that needs
+// it, and nothing is left behind.
+TEST(CollectiveEngine, SmallValuesArePushedOnce) {
+  constexpr uint64_t kRounds = 5;
+  struct Pushed {
+    Case c;
+    uint64_t bytes;  // into each of four workers of two devices, a round
+  };
+  const std::vector<Pushed> all = {
+      {{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM}, 3 * 64},  // sums of two, aligned
+      {{CollectiveOp::ALL_REDUCE, kAll, {2000, 1}, DType::kF32, CollectiveOp::SUM}, 3 * (8000 + 64)},
+      {{CollectiveOp::REDUCE_SCATTER, kAll, {16}, DType::kF32, CollectiveOp::SUM}, 3 * 64},
+      {{CollectiveOp::ALL_GATHER, kAll, {3, 5}}, 6 * (12 + 20)},
+      {{CollectiveOp::ALL_TO_ALL, kAll, {16}}, 6 * 2 * 8},
+  };
+  for (const Pushed& pushed : all) {
+    TestWorkers workers(ProgramOf(pushed.c), kPlacements[2]);
+    const CollectiveStep& step = workers.program().steps()[0];
+    EXPECT_TRUE(step.pushed);
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      const Bytes operands = RandomOperands(step, round);
+      std::vector<absl::Status> statuses;
+      EXPECT_TRUE(workers.CallAll(0, operands, &statuses) == Expected(pushed.c, step, operands)) << pushed.c.kind;
+      for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(Sum(workers, &dataplane::DataPlaneStats::pulls_open), 0u);
+      EXPECT_EQ(Sum(workers, &dataplane::DataPlaneStats::keys_published), 0u);
+    }
+    for (int w = 0; w < 4; ++w) {
+      EXPECT_EQ(workers.plane(w).Stats().bytes_received, kRounds * pushed.bytes) << pushed.c.kind << " " << w;
+      EXPECT_EQ(workers.plane(w).Stats().bytes_sent, kRounds * pushed.bytes) << pushed.c.kind << " " << w;
+    }
+    workers.Close();
+    for (auto count : {&dataplane::DataPlaneStats::push_outlets, &dataplane::DataPlaneStats::spaces_listening,
+                       &dataplane::DataPlaneStats::pushes_waiting}) {
+      EXPECT_TRUE(Becomes([&] { return Sum(workers, count); }, 0));
+    }
+    for (int w = 0; w < 4; ++w) EXPECT_EQ(workers.run(w)->pending(), 0);
+  }
+}
+
+// What a program's first small collectives may bring before it is wanted is bounded; later ones are asked for.
+TEST(CollectiveEngine, PushesOfAProgramAreBounded) {
+  CollectiveTable table = TableOf({CollectiveOp::ALL_REDUCE, kAll, {2048}, DType::kF32, CollectiveOp::SUM});
+  for (int i = 1; i < 70; ++i) *table.add_ops() = table.ops(0);
+  const auto program = *CollectiveProgram::Make(table);
+  int pushed = 0;
+  for (const CollectiveStep& step : program->steps()) pushed += step.pushed ? 1 : 0;
+  EXPECT_EQ(pushed, kCollectivePushedBytesMax / (8 * 8192));
+  EXPECT_FALSE(program->steps()[69].pushed);
+  EXPECT_FALSE(ProgramOf({CollectiveOp::ALL_REDUCE, kAll, {2049}, DType::kF32, CollectiveOp::SUM})->steps()[0].pushed);
+  // Both ways in one launch.
+  TestWorkers workers(program, kPlacements[1]);
+  for (int op : {0, 69}) {
+    const Bytes operands = RandomOperands(program->steps()[static_cast<size_t>(op)], 9);
+    std::vector<absl::Status> statuses;
+    const Case c{CollectiveOp::ALL_REDUCE, kAll, {2048}, DType::kF32, CollectiveOp::SUM};
+    EXPECT_TRUE(workers.CallAll(op, operands, &statuses) == Expected(c, program->steps()[0], operands)) << op;
+  }
+}
+
+// All but one member have called: what others sent waits for it, through an abort, which ends the calls.
+TEST(CollectiveEngine, AbortEndsWhatWasPushed) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  TestWorkers workers(ProgramOf(c), kPlacements[2]);
+  const Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+  std::vector<absl::Status> statuses;
+  for (int round = 0; round < 3; ++round) workers.CallAll(0, operands, &statuses);
+  TestWorkers::Calls calls(workers, 0, operands, kDevices - 1);  // all but one member of the fourth
+  EXPECT_TRUE(Becomes([&] { return workers.plane(3).Stats().bytes_received; }, 4 * 3 * 64));
+  workers.run(3)->Abort(absl::DataLossError("device 7 went away"));
+  calls.Wait();
+  for (const absl::Status& status : calls.statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("device 7 went away"));
+  }
+  for (int w = 0; w < 4; ++w) {
+    EXPECT_TRUE(Becomes([&] { return static_cast<uint64_t>(workers.run(w)->pending()); }, 0));
+  }
+  for (auto count : {&dataplane::DataPlaneStats::push_outlets, &dataplane::DataPlaneStats::spaces_listening,
+                     &dataplane::DataPlaneStats::pushes_waiting}) {
+    EXPECT_TRUE(Becomes([&] { return Sum(workers, count); }, 0));
+  }
+  // Late for the launch that is over: dropped. The next one works.
+  workers.plane(0).Push(TestWorkers::Peer(3), {77, CollectiveKey{0, 0, 3, 0, 0}.Pack()}, {&c, 1, nullptr}, {});
+  workers.Launch(78);
+  EXPECT_TRUE(workers.CallAll(0, operands, &statuses) == Expected(c, workers.program().steps()[0], operands));
+}
+
+// A peer that pushes what is not its to push ends this launch, and nothing else.
+TEST(CollectiveEngine, PushesThatNobodyWaitsForEndTheLaunch) {
+  const Case c{CollectiveOp::ALL_REDUCE, kAll, {3}, DType::kF32, CollectiveOp::SUM};
+  const std::vector<CollectiveKey> keys = {
+      {0, 0, 0, 0, 0},   // a value of worker 0's own
+      {0, 0, 1, 4, 0},   // a round ahead
+      {0, 0, 0, 5, 0},   // no subtree's first
+      {0, 0, 0, 4, 1},   // a second operand
+      {1, 0, 0, 4, 0},   // a phase that is not pushed
+      {0, 1, 0, 4, 0},   // no such collective
+      {0, 0, 0, 99, 0},  // no such device
+      {0, 0, 0, 4, 0},   // of another size
+  };
+  for (size_t i = 0; i < keys.size(); ++i) {
+    TestWorkers workers(ProgramOf(c), kPlacements[1], 77 + i);
+    const std::vector<std::byte> value(i + 1 == keys.size() ? 63 : 64);
+    EXPECT_TRUE(Becomes([&] { return workers.plane(1).Stats().push_outlets; }, 1));
+    workers.plane(1).Push(TestWorkers::Peer(0), {77 + i, keys[i].Pack()}, {value.data(), value.size(), nullptr}, {});
+    EXPECT_TRUE(Becomes([&] { return static_cast<uint64_t>(workers.run(1)->status().code()); },
+                        static_cast<uint64_t>(absl::StatusCode::kInternal)))
+        << i << workers.run(1)->status();
+    workers.Launch(177 + i);
+    const Bytes operands = RandomOperands(workers.program().steps()[0], 1);
+    std::vector<absl::Status> statuses;
+    EXPECT_TRUE(workers.CallAll(0, operands, &statuses) == Expected(c, workers.program().steps()[0], operands));
   }
 }
 

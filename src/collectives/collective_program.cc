@@ -1,5 +1,6 @@
 #include "collectives/collective_program.h"
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -52,6 +53,7 @@ absl::StatusOr<std::shared_ptr<const CollectiveProgram>> CollectiveProgram::Make
   program->num_partitions_ = table.num_partitions();
   for (const CollectiveGroups& groups : table.groups()) LB_RETURN_IF_ERROR(program->AddGroups(groups));
   for (const CollectiveOp& op : table.ops()) LB_RETURN_IF_ERROR(program->AddStep(op));
+  program->ChoosePushed();
   return std::shared_ptr<const CollectiveProgram>(std::move(program));
 }
 
@@ -114,6 +116,25 @@ absl::Status CollectiveProgram::AddStep(const CollectiveOp& op) {
   LB_RETURN_IF_ERROR(CheckShapes(step));
   steps_.push_back(std::move(step));
   return absl::OkStatus();
+}
+
+// The same on all workers, since it is the program's.
+void CollectiveProgram::ChoosePushed() {
+  int64_t bytes = 0;
+  for (CollectiveStep& step : steps_) {
+    const bool mutual = step.kind == CollectiveOp::ALL_REDUCE || step.kind == CollectiveOp::REDUCE_SCATTER ||
+                        step.kind == CollectiveOp::ALL_GATHER || step.kind == CollectiveOp::ALL_TO_ALL;
+    if (!mutual || step.operand_bytes == 0) continue;
+    int64_t each = 0;
+    for (const CollectiveTensor& operand : step.operands) each += AlignedOperand(operand.bytes);
+    size_t members = 0;
+    for (const Group& group : groups_[static_cast<size_t>(step.groups)].groups)
+      members = std::max(members, group.size());
+    const int64_t all = each * static_cast<int64_t>(members);
+    if (each > kCollectivePushBytesMax || bytes + all > kCollectivePushedBytesMax) continue;
+    bytes += all;
+    step.pushed = true;
+  }
 }
 
 absl::Status CollectiveProgram::AddPairs(const CollectiveOp& op, CollectiveStep& step) {

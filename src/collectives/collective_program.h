@@ -20,6 +20,16 @@ inline constexpr int kCollectiveOperandsMax = 1 << 10;
 inline constexpr int64_t kCollectiveOccurrencesMax = int64_t{1}
                                                      << 24;  // of one call in one launch: it stands in a loop
 
+// Up to so many bytes (all operands) members' values are sent before they are asked for: reductions, all-gathers and
+// all-to-alls, in which everybody needs something of everybody. So nobody is ahead of another by more than one
+// occurrence, and what may come before it is wanted is bounded by the program ...
+inline constexpr int64_t kCollectivePushBytesMax = 8 << 10;
+// ... and its first collectives, up to so many bytes from all members of their groups together. Others are asked for.
+inline constexpr int64_t kCollectivePushedBytesMax = 4 << 20;
+
+// Operands of a small reduction travel one behind the other, so aligned.
+constexpr int64_t AlignedOperand(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 struct CollectiveTensor {
   DType dtype = DType::kInvalid;
   int64_t elements = 0;
@@ -34,6 +44,8 @@ struct CollectiveStep {
   int64_t operand_bytes = 0;  // in all
   // Ids have none. A permute has one group of all devices.
   int groups = -1;  // index into CollectiveProgram::groups()
+  // What members bring is sent to those who need it before they ask (see kCollectivePushBytesMax).
+  bool pushed = false;
   // Permutes only, by logical device; -1: none.
   std::vector<int32_t> target_of, source_of;
 };
@@ -68,6 +80,7 @@ class CollectiveProgram {
   absl::Status CheckShapes(const CollectiveStep& step) const;
   absl::Status AddPairs(const CollectiveOp& op, CollectiveStep& step);
   int EverybodyIndex();
+  void ChoosePushed();
   int num_replicas_ = 1, num_partitions_ = 1;
   int everybody_ = -1;
   std::vector<Groups> groups_;

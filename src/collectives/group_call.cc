@@ -15,8 +15,6 @@ constexpr int64_t kInlineBytesMax = 64 << 10;
 // What one thread does of a reduction on one worker.
 constexpr int64_t kLocalPartBytes = 4 << 20;
 
-int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 }  // namespace
 
 bool GroupCall::Join(int rank, CollectiveCall call) {
@@ -40,7 +38,7 @@ void GroupCall::Start() {
     case CollectiveOp::COLLECTIVE_PERMUTE: StartPermute(); break;
     default: LB_CHECK(false);
   }
-  End(absl::OkStatus());
+  if (tasks_.End()) Complete(/*inside=*/true);
 }
 
 // --- Tasks.
@@ -50,17 +48,25 @@ void GroupCall::End(const absl::Status& status) {
   if (tasks_.End()) Complete();
 }
 
-void GroupCall::Complete() {
+void GroupCall::Complete(bool inside) {
   const absl::Status status = tasks_.status();
-  auto finish = [self = shared_from_this(), status] {
+  auto finish = [self = shared_from_this(), status](bool here) {
     if (status.ok() && self->copy_to_others_) self->CopyToOtherMembers();
-    for (Member& member : self->members_) self->run_->Finish(std::move(member.call.done), status);
+    for (Member& member : self->members_) {
+      // The last one's program is in its call still, and goes on when that returns.
+      const bool last = &member == &self->members_.back();
+      if (here && last) {
+        self->run_->FinishHere(std::move(member.call.done), status);
+      } else {
+        self->run_->Finish(std::move(member.call.done), status);
+      }
+    }
   };
   int64_t copied = 0;
   for (const CollectiveTensor& result : step_.results) copied += result.bytes;
   copied *= static_cast<int64_t>(members_.size()) - 1;
-  if (!status.ok() || !copy_to_others_ || copied <= kInlineBytesMax) return finish();
-  run_->Execute(std::move(finish));
+  if (!status.ok() || !copy_to_others_ || copied <= kInlineBytesMax) return finish(inside);
+  run_->Execute([finish = std::move(finish)] { finish(false); });
 }
 
 void GroupCall::CopyToOtherMembers() {
@@ -184,18 +190,20 @@ std::vector<ElementRange> GroupCall::PartsOf(int worker, int operand) const {
 
 void GroupCall::ReduceLocally() {
   copy_to_others_ = step_.kind == CollectiveOp::ALL_REDUCE;
+  const bool inside = step_.operand_bytes * layout_.size() <= kInlineBytesMax;
   for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
     const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
     const int64_t at_once = std::max(kOwnedAlignment, ElementsIn(tensor.dtype, kLocalPartBytes));
-    auto reduce = [this, i, &tensor, at_once](ElementRange range, std::byte* out) {
+    auto reduce = [this, i, inside, &tensor, at_once](ElementRange range, std::byte* out) {
       for (int64_t begin = range.begin; begin < range.end; begin += at_once) {
         const int64_t count = std::min(at_once, range.end - begin);
         const int64_t offset = BytesOfElements(tensor.dtype, begin);
         std::byte* to = out + BytesOfElements(tensor.dtype, begin - range.begin);
-        Run([this, i, &tensor, count, offset, to] {
+        auto work = [this, i, &tensor, count, offset, to] {
           ReduceTree(layout_.size(), tensor.dtype, step_.reduction, count, to,
                      [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) + offset : nullptr; });
-        });
+        };
+        inside ? work() : Run(work);
       }
     };
     if (step_.kind == CollectiveOp::ALL_REDUCE) {
@@ -219,13 +227,17 @@ void GroupCall::ExchangeEagerly() {
       const CollectiveTensor& tensor = step_.operands[static_cast<size_t>(i)];
       ReduceSubtree(subtree, tensor.dtype, step_.reduction, tensor.elements, values->data() + offset,
                     [&](int first, int ranks) { return ranks == 1 ? OperandOf(first, i) : nullptr; });
-      offset += Aligned(tensor.bytes);
+      offset += AlignedOperand(tensor.bytes);
     }
     if (bytes == 0) continue;
+    if (pushed()) {
+      PushToOthers(subtree.first, 0, std::move(values));
+      continue;
+    }
     run_->Publish(Key(kValues, subtree.first, 0),
                   std::make_shared<OutgoingMemory>(values->data(), bytes, bytes * OtherWorkers(), values), {});
   }
-  Prepare();
+  pushed() ? Prepared() : Prepare();
   CameEagerly();
 }
 
@@ -250,14 +262,19 @@ void GroupCall::AskEagerly() {
 
 void GroupCall::CameEagerly() {
   if (!eager_missing_.End()) return;
+  auto work = [this] {
+    reduces() ? ReduceEagerly() : PlaceBrought();
+    if (pushed()) End(absl::OkStatus());
+  };
   // Where the last of it came in: another thread would have to wake up for less work than that takes.
-  if (EagerBytes() * static_cast<int64_t>(layout_.subtrees.size()) <= kInlineBytesMax) return ReduceEagerly();
-  Run([this] { ReduceEagerly(); });
+  const auto values = static_cast<int64_t>(reduces() ? layout_.subtrees.size() : layout_.members.size());
+  if (EagerBytes() * values <= kInlineBytesMax) return work();
+  Run(work);
 }
 
 int64_t GroupCall::EagerBytes() const {
   int64_t bytes = 0;
-  for (const CollectiveTensor& tensor : step_.operands) bytes += Aligned(tensor.bytes);
+  for (const CollectiveTensor& tensor : step_.operands) bytes += AlignedOperand(tensor.bytes);
   return bytes;
 }
 
@@ -278,7 +295,7 @@ void GroupCall::ReduceEagerly() {
     } else {
       for (int rank : layout_.local_ranks) reduce(PieceOf(rank, i), ResultOf(rank, i));
     }
-    offset += Aligned(tensor.bytes);
+    offset += AlignedOperand(tensor.bytes);
   }
 }
 
@@ -408,6 +425,7 @@ void GroupCall::TakeParts(int operand) {
 
 void GroupCall::StartGather() {
   copy_to_others_ = true;
+  if (pushed()) return PushGathered();
   if (layout_.hierarchical() && !small()) return GatherOverSlices();
   std::vector<LocalCopy> copies;
   for (int i = 0; i < static_cast<int>(step_.operands.size()); ++i) {
@@ -426,19 +444,16 @@ void GroupCall::StartGather() {
 }
 
 void GroupCall::StartExchange() {
-  const bool by_operand = static_cast<int>(step_.operands.size()) == layout_.size();
-  const int64_t bytes = by_operand ? step_.operands[0].bytes : step_.operands[0].bytes / layout_.size();
-  // What `from` has for `to`; at the receiver it is the value number `from`.
-  auto value = [&](int from, int to) { return by_operand ? OperandOf(from, to) : OperandOf(from, 0) + to * bytes; };
-  auto place = [&](int from, int to) { return by_operand ? ResultOf(to, from) : ResultOf(to, 0) + from * bytes; };
+  if (pushed()) return PushExchanged();
+  const int64_t bytes = ExchangedBytes();
   std::vector<LocalCopy> copies;
   for (int mine : layout_.local_ranks) {
     for (int other = 0; other < layout_.size(); ++other) {
       if (IsLocal(other)) {
-        copies.push_back({place(mine, other), value(mine, other), bytes});
+        copies.push_back({ExchangedPlace(mine, other), ExchangedFrom(mine, other), bytes});
       } else {
-        OfferMemory(Key(kValues, mine, other), value(mine, other), bytes, bytes);
-        Take(other, Key(kValues, other, mine), 0, place(other, mine), bytes);
+        OfferMemory(Key(kValues, mine, other), ExchangedFrom(mine, other), bytes, bytes);
+        Take(other, Key(kValues, other, mine), 0, ExchangedPlace(other, mine), bytes);
       }
     }
   }

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +30,8 @@ class RunContext {
  public:
   virtual ~RunContext() = default;
   virtual void Execute(absl::AnyInvocable<void()> task) = 0;
+  // `done` runs in this call.
+  virtual void FinishHere(absl::AnyInvocable<void(const absl::Status&)> done, const absl::Status& status) = 0;
   // `done` runs on the executor.
   virtual void Finish(absl::AnyInvocable<void(const absl::Status&)> done, const absl::Status& status) = 0;
   // `drained` (may be empty) runs once: when peers have taken everything, or never will.
@@ -36,6 +40,8 @@ class RunContext {
   // From the worker of `device`. `done` once; after it no byte lands.
   virtual void Pull(int32_t device, const CollectiveKey& key, int64_t offset, std::byte* into, int64_t bytes,
                     absl::AnyInvocable<void(const absl::Status&)> done) = 0;
+  // The worker of `device` gets the values before it asks.
+  virtual void Push(int32_t device, const CollectiveKey& key, std::shared_ptr<std::vector<std::byte>> values) = 0;
   virtual void Fail(const absl::Status& why) = 0;
 };
 
@@ -73,19 +79,31 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   // `step` and `layout` live as long as the run.
   GroupCall(std::shared_ptr<RunContext> run, const CollectiveStep& step, const GroupLayout& layout, int32_t op,
             int64_t occurrence)
-      : run_(std::move(run)), step_(step), layout_(layout), op_(op), occurrence_(occurrence) {}
+      : run_(std::move(run)), step_(step), layout_(layout), op_(op), occurrence_(occurrence) {
+    if (pushed()) AwaitPushes();
+  }
 
   // True: all local members are here now.
   bool Join(int rank, CollectiveCall call);
   // Gives a call up that has not started.
   void Drop(const absl::Status& why);
+  // In the call of the last member, whose `done` may run inside.
   void Start();
+
+  // --- Of calls whose values are pushed. They wait for what others bring until it all came, or EndPushes.
+  bool pushed() const { return step_.pushed && layout_.workers.size() > 1; }
+  // Under the run's lock. A value of `rank`, which that worker has; INTERNAL: none that this call waits for.
+  absl::Status Bring(int rank, int operand, absl::Span<const std::byte> value);
+  bool AllCame() const { return awaited_ == 0; }         // under the run's lock
+  void OthersCame();                                     // AllCame; once, any thread
+  void MaySend();                                        // once: who gets our values has room for them (see Run::Place)
+  void EndPushes(const absl::Status& why) { End(why); }  // it has begun, and will never be told OthersCame
+
   // Asks for what others will bring before our members are here; then it comes at once when it is there. At most once, any
   // thread, also beside Start.
   void Prepare();
   bool CanPrepare() const {
-    return (step_.kind == CollectiveOp::ALL_REDUCE || step_.kind == CollectiveOp::REDUCE_SCATTER) && small() &&
-           step_.operand_bytes > 0 && layout_.workers.size() > 1;
+    return reduces() && small() && !step_.pushed && step_.operand_bytes > 0 && layout_.workers.size() > 1;
   }
 
  private:
@@ -141,7 +159,8 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   // Memory of the program's, which is ours until peers have taken `expected` bytes; or, of small calls, a copy of it.
   void OfferMemory(const CollectiveKey& key, const std::byte* data, int64_t bytes, int64_t expected);
   void OfferInPlace(const CollectiveKey& key, std::shared_ptr<Outgoing> outgoing);
-  void Complete();
+  // `inside`: in the call of the last member.
+  void Complete(bool inside = false);
   void CopyToOtherMembers();
 
   void StartReduction();
@@ -152,6 +171,14 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   void CameEagerly();
   void ReduceEagerly();
   int64_t EagerBytes() const;
+  // group_call_pushes.cc
+  void AwaitPushes();
+  void PushGathered();
+  void PushExchanged();
+  void PushToOthers(int rank, int operand, Values values);
+  void Prepared();
+  void SendPushes();
+  void PlaceBrought();
   void ExchangeInParts();
   void OfferPartials(int operand);
   // `name`: see Pipeline.
@@ -204,7 +231,20 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   const std::byte* OperandOf(int rank, int operand) const {
     return member(rank).call.operands[static_cast<size_t>(operand)];
   }
+  // An all-to-all has an operand for each rank, or one of as many parts. What `from` has for `to`; at the receiver it is
+  // the value number `from`.
+  bool by_operand() const { return static_cast<int>(step_.operands.size()) == layout_.size(); }
+  int64_t ExchangedBytes() const {
+    return by_operand() ? step_.operands[0].bytes : step_.operands[0].bytes / layout_.size();
+  }
+  const std::byte* ExchangedFrom(int from, int to) const {
+    return by_operand() ? OperandOf(from, to) : OperandOf(from, 0) + to * ExchangedBytes();
+  }
+  std::byte* ExchangedPlace(int from, int to) const {
+    return by_operand() ? ResultOf(to, from) : ResultOf(to, 0) + from * ExchangedBytes();
+  }
   std::byte* FirstResult(int operand) const { return members_[0].call.results[static_cast<size_t>(operand)]; }
+  bool reduces() const { return step_.kind == CollectiveOp::ALL_REDUCE || step_.kind == CollectiveOp::REDUCE_SCATTER; }
   bool small() const { return step_.operand_bytes <= kCollectiveEagerBytesMax; }
   const Member& member(int rank) const { return members_[member_of_rank_.at(static_cast<size_t>(rank))]; }
   bool IsLocal(int rank) const { return layout_.worker_of_rank[static_cast<size_t>(rank)] == layout_.self; }
@@ -226,6 +266,16 @@ class GroupCall : public std::enable_shared_from_this<GroupCall> {
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   Partials eager_{layout_.subtrees};
   Countdown eager_missing_{2};  // ours, and what others bring
+  // Of those that are pushed.
+  struct Sending {
+    int32_t device = 0;  // whose worker gets it
+    CollectiveKey key;
+    Values values;
+  };
+  int64_t awaited_ = 0;                                       // values that have not come; under the run's lock
+  absl::flat_hash_map<std::pair<int, int>, Values> brought_;  // by rank and operand; of moves
+  std::vector<Sending> sending_;
+  Countdown may_send_{2};  // it is prepared, and there is room
 };
 
 }  // namespace landbridge

@@ -22,6 +22,21 @@ uint64_t CollectiveKey::Pack() const {
   return packed;
 }
 
+CollectiveKey CollectiveKey::Unpack(uint64_t packed) {
+  auto take = [&packed](uint64_t count) {
+    const uint64_t value = packed % count;
+    packed /= count;
+    return value;
+  };
+  CollectiveKey key;
+  key.operand = static_cast<int>(take(kCollectiveOperandsMax));
+  key.device = static_cast<int32_t>(take(kCollectiveRanksMax));
+  key.occurrence = static_cast<int64_t>(take(kCollectiveOccurrencesMax));
+  key.op = static_cast<int32_t>(take(kCollectiveOpsMax));
+  key.phase = static_cast<int>(take(4));
+  return key;
+}
+
 void Outgoing::Read(uint64_t offset, uint64_t bytes, dataplane::ReadDone done) {
   auto self = shared_from_this();
   Produce(static_cast<int64_t>(offset), static_cast<int64_t>(bytes),

@@ -21,6 +21,7 @@ struct CollectiveKey {
   int32_t device = 0;      // logical, below kCollectiveRanksMax: whose value, or the first of those that it sums up
   int operand = 0;         // below kCollectiveOperandsMax
   uint64_t Pack() const;
+  static CollectiveKey Unpack(uint64_t packed);  // of any number
 };
 
 // Counts what was read and let go of again. Thread-safety: all members from any thread.

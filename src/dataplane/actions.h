@@ -1,4 +1,4 @@
-// What the data plane's two state machines ask their shell to do. Values; executed in order.
+// What the data plane's state machines ask their shell to do. Values; executed in order.
 #pragma once
 
 #include <cstddef>
@@ -64,8 +64,14 @@ struct RunQuiescent {
   std::function<void()> quiescent;
 };
 
+struct TellListener {
+  std::shared_ptr<const PushListener> listener;
+  PeerId peer;
+  absl::Status why;
+};
+
 using Action = std::variant<SendMessage, SendChunk, StartReceive, RejectOffer, AbandonReceive, StartRead, FinishPull,
-                            RunQuiescent>;
+                            RunQuiescent, TellListener>;
 using Actions = std::vector<Action>;
 
 }  // namespace landbridge::dataplane

@@ -1,5 +1,6 @@
-// The two halves of the data plane against a peer that says anything: no byte lands outside a pull's memory or after its
-// end, every pull and every quiescence ends once, and what a peer holds open is bounded.
+// The data plane's state machines against a peer that says anything: no byte lands outside a pull's memory or after its
+// end, every pull, every quiescence and every push ends once, nobody hears of a space that is not listened for, and what a
+// peer holds open is bounded.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "base/log.h"
 #include "base/limits.h"
 #include "dataplane/pull_core.h"
+#include "dataplane/push_core.h"
 #include "dataplane/serve_core.h"
 #include "testing/fuzz.h"
 
@@ -30,20 +32,23 @@ class FixedSource final : public Source {
 
 class Run {
  public:
-  Run() : pulls(PeerId(1)), serves(PeerId(1)) {}
+  Run() : pulls(PeerId(1)), serves(PeerId(1)), pushes(PeerId(1)) {}
 
   void Drain() {
-    while (pulls.HasActions() || serves.HasActions()) {
+    while (pulls.HasActions() || serves.HasActions() || pushes.HasActions()) {
       Actions actions = pulls.TakeActions();
-      Actions more = serves.TakeActions();
-      std::move(more.begin(), more.end(), std::back_inserter(actions));
+      for (Actions more : {serves.TakeActions(), pushes.TakeActions()}) {
+        std::move(more.begin(), more.end(), std::back_inserter(actions));
+      }
       for (Action& action : actions) Do(action);
     }
   }
   void Do(Action& action) {
     if (auto* message = std::get_if<SendMessage>(&action)) {
       LB_CHECK(message->message.type == MessageType::kRequest || message->message.type == MessageType::kRefuse ||
-               message->message.type == MessageType::kForget);
+               message->message.type == MessageType::kForget || message->message.type == MessageType::kListen ||
+               message->message.type == MessageType::kUnlisten || message->message.type == MessageType::kPush);
+      LB_CHECK(message->message.type != MessageType::kPush || message->text.size() == message->message.size);
       if (message->message.type == MessageType::kRequest) asked.push_back(message->message);
     }
     if (auto* send = std::get_if<SendChunk>(&action)) sends.push_back(send->serve);
@@ -57,6 +62,7 @@ class Run {
     }
     if (auto* finish = std::get_if<FinishPull>(&action)) finish->done(finish->status);
     if (auto* quiescent = std::get_if<RunQuiescent>(&action)) quiescent->quiescent();
+    if (auto* tell = std::get_if<TellListener>(&action)) tell->listener->ended(tell->peer, tell->why);
   }
   // Within the memory of a pull whose end has not been told.
   bool Inside(const void* at, uint64_t size) const {
@@ -76,6 +82,57 @@ class Run {
 
   PullCore pulls;
   ServeCore serves;
+  PushCore pushes;
+  std::set<uint64_t> listened, listening;            // spaces
+  std::set<std::pair<uint64_t, uint64_t>> told_end;  // by space and peer
+  int64_t pushes_due = 0;
+  // One of the commands and messages of pushes, over four spaces.
+  void AnyPush(Choices& choices, PeerId peer) {
+    const uint64_t space = 20 + choices.Below(4);
+    Message message;
+    message.from = peer;
+    message.key = {space, choices.Id()};
+    message.size = choices.Below(16);
+    switch (choices.Below(9)) {
+      case 0: {
+        if (!listened.insert(space).second) break;  // once per space
+        listening.insert(space);
+        const std::vector<PeerId> peers = {PeerId(2), choices.Flag() ? PeerId(3) : PeerId(2)};
+        pushes.Listen(space, peers, {.value = {}, .ended = [this, space](PeerId from, const absl::Status& why) {
+                                       LB_CHECK(!why.ok() && told_end.insert({space, from.value()}).second);
+                                     }});
+        break;
+      }
+      case 1:
+        pushes.Unlisten(space);
+        listening.erase(space);
+        break;
+      case 2: {
+        ++pushes_due;
+        Message sent;
+        const Chunk value{this, message.size, nullptr};
+        if (pushes.Push(
+                peer, message.key, value, [this] { LB_CHECK(pushes_due-- > 0); }, &sent))
+          --pushes_due;
+        break;
+      }
+      case 3:
+        pushes.CloseSpace(space, absl::AbortedError("closed"));
+        listening.erase(space);
+        break;
+      case 4:
+        pushes.OnListen(peer, message, choices.Below(8) == 0 ? absl::PermissionDeniedError("no") : absl::OkStatus());
+        break;
+      case 5: pushes.OnUnlisten(peer, message); break;
+      case 6: {
+        const auto listener = pushes.OnPush(peer, message, choices.Flag() ? message.size : choices.U64());
+        LB_CHECK(listener == nullptr || listening.contains(space));
+        break;
+      }
+      case 7: pushes.OnRefuse(peer, message, absl::DataLossError("lost")); break;
+      default: pushes.OnPeerDown(peer, absl::UnavailableError("down")); break;
+    }
+  }
   std::map<uint64_t, std::shared_ptr<std::string>> open;
   std::set<uint64_t> used;
   std::vector<Message> asked;
@@ -117,7 +174,7 @@ void FuzzOne(absl::string_view input) {
   int quiescent_due = 0;
   while (!choices.empty()) {
     const PeerId peer(2 + choices.Below(2));
-    switch (choices.Below(14)) {
+    switch (choices.Below(16)) {
       case 0:
         run.Pull(choices.Id(), peer, choices.Below(16), choices.Flag() ? choices.Below(256) : choices.Below(8) << 18);
         break;
@@ -200,6 +257,8 @@ void FuzzOne(absl::string_view input) {
         break;
       }
       case 12: run.serves.OnForget(peer, PullId(choices.Id())); break;
+      case 13:
+      case 14: run.AnyPush(choices, peer); break;
       default:
         if (!run.sends.empty() && choices.Flag()) {
           const ServeId id = run.sends.back();
@@ -222,6 +281,7 @@ void FuzzOne(absl::string_view input) {
     LB_CHECK(run.serves.bytes_staged() <= limits::kTransferStagedBytesMax);
   }
   for (const PeerId peer : {PeerId(2), PeerId(3)}) {
+    run.pushes.OnPeerDown(peer, absl::UnavailableError("the end"));
     run.pulls.OnPeerDown(peer, absl::UnavailableError("the end"));
     run.serves.OnPeerDown(peer);
   }
@@ -237,6 +297,7 @@ void FuzzOne(absl::string_view input) {
     run.serves.OnReadDone(id, absl::UnavailableError("the end"));
   run.Drain();
   LB_CHECK(run.open.empty() && run.pulls.pulls_quarantined() == 0 && run.pulls.bytes_fetching() == 0);
+  LB_CHECK(run.pushes_due == 0 && run.pushes.waiting() == 0 && run.pushes.outlets() == 0);
   LB_CHECK(quiescent_due == 0 && run.serves.requests() == 0 && run.serves.sends() == 0 &&
            run.serves.bytes_staged() == 0);
 }

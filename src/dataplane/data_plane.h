@@ -21,6 +21,7 @@
 #include "base/ids.h"
 #include "base/limits.h"
 #include "base/time.h"
+#include "dataplane/push_limits.h"
 
 namespace landbridge::dataplane {
 
@@ -88,6 +89,15 @@ Token TokenFromSecret(absl::string_view cluster_secret);
 // Who may pull a key. Runs on the progress thread; must be quick and must not call the data plane.
 using Authorizer = std::function<bool(PeerId peer, const Key& key)>;
 
+// Who is told of what peers push under a space. On the progress thread, one call at a time; quick.
+struct PushListener {
+  // The bytes are valid during the call.
+  std::function<void(PeerId, const Key&, absl::Span<const std::byte>)> value;
+  // Nothing comes from this peer any more: it closed the space, or is closed (with what either was closed with), or the
+  // connection broke (UNAVAILABLE). At most once a peer.
+  std::function<void(PeerId, const absl::Status&)> ended;
+};
+
 struct PublishOptions {
   // Valid: only this peer may pull. None: every peer that the authorizer lets through.
   PeerId allowed_peer;
@@ -110,6 +120,9 @@ struct DataPlaneStats {
   uint64_t reads_waiting = 0;      // peers' requests for keys that are not published yet
   uint64_t sends_in_flight = 0;    // chunks that a peer is fetching
   uint64_t keys_published = 0;
+  uint64_t spaces_listening = 0;  // Listen without Unlisten
+  uint64_t pushes_waiting = 0;    // values for peers that do not listen yet
+  uint64_t push_outlets = 0;      // peers' spaces that are known here for pushes
   uint64_t messages_dropped = 0;  // stale, malformed, unknown peer or token
 };
 
@@ -149,7 +162,7 @@ class DataPlane {
   virtual void Unpublish(Key key, absl::Status why, std::function<void()> quiescent = {}) = 0;
 
   // Unpublishes every key of a space and answers all its later requests with `why`: one entry for a fenced
-  // grant or a dead proxy, instead of one per key.
+  // grant or a dead proxy, instead of one per key. Ends what is pushed under it, too: see below.
   virtual void CloseSpace(uint64_t space, absl::Status why, std::function<void()> quiescent = {}) = 0;
 
   // Fetches [offset, offset + size) of the peer's key into dst. done is called exactly once, and after it no
@@ -162,6 +175,18 @@ class DataPlane {
   // The pull's done is called with `why`, soon (after a chunk that is being copied at this moment), also when the
   // peer is stuck. Does nothing for a pull that is done.
   virtual void Cancel(PullId pull, absl::Status why) = 0;
+
+  // Small values can also be sent before anybody asks: one message instead of a pull's two, from the caller's own thread
+  // if the connection is up and has room. Whoever takes part in such a space listens, once, before it pushes.
+  //
+  // From now until Unlisten or CloseSpace: what these peers push under the space, in any order, each value once.
+  virtual void Listen(uint64_t space, std::vector<PeerId> peers, PushListener listener) = 0;
+  // Nothing more is told, except by a call under way. What waits for others still goes to them.
+  virtual void Unlisten(uint64_t space) = 0;
+  // Sends at most kPushBytesMax bytes under `key` as soon as the peer listens. True: they are on their way. False: `gone`
+  // (may be empty) will be called: they went, or will not, since the space or the peer was closed or does not want them.
+  // The peer has to know how much may come at most: nothing else bounds it.
+  virtual bool Push(PeerId peer, Key key, Chunk value, std::function<void()> gone) = 0;
 
   virtual DataPlaneStats Stats() const = 0;
 

@@ -168,6 +168,8 @@ class InProcessTransport final : public Transport {
     if (!fabric_->Has(peer)) Lost(peer);
   }
 
+  bool SendNow(PeerId, const Message&, absl::Span<const std::byte>) override { return false; }
+
   void SendData(SendChunk action) override {
     auto send = std::make_shared<InProcessSend>();
     send->from = self_;

@@ -4,7 +4,6 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -13,21 +12,10 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "dataplane/peer_memory.h"
+#include "dataplane/socket_errors.h"
 #include "env/clock.h"
 
 namespace landbridge::dataplane {
-namespace {
-
-absl::Status ClosedError() { return absl::UnavailableError("the connection is closed"); }
-
-absl::Status SocketError(absl::string_view what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-bool WouldBlock() { return errno == EAGAIN || errno == EINTR || errno == ENOBUFS; }
-
-}  // namespace
-
 // --- Life.
 
 absl::Status SocketTransport::CheckAddress(absl::string_view address) const {
@@ -48,6 +36,7 @@ void SocketTransport::Stop() {
   host_->Run([this] {
     host_->Remove(self_);
     for (auto& [peer, link] : links_) {
+      Shut(*link);
       for (StreamId id : {link->out_messages, link->out_bulk, link->in_messages, link->in_bulk}) host_->Close(id);
     }
     links_.clear();
@@ -134,6 +123,7 @@ void SocketTransport::OnUp(Stream& stream) {
   Link* link = Find(stream.peer);
   if (link == nullptr) return host_->Close(stream.id);
   if (stream.kind == StreamKind::kMessages) {
+    if (!link->broken) Open(*link, stream.fd);
     Flush(*link);
   } else {
     WriteBulk(*link, stream);
@@ -149,6 +139,7 @@ void SocketTransport::OnStreamEnd(Stream& stream, const absl::Status& why) {
 void SocketTransport::Break(Link& link, const absl::Status& why) {
   if (link.broken) return;
   link.broken = true;
+  Shut(link);
   broken_.push_back({link.peer, link.number, why});
 }
 
@@ -164,6 +155,7 @@ bool SocketTransport::HandleBroken() {
 void SocketTransport::BreakNow(PeerId peer, const absl::Status& why) {
   Link* link = Find(peer);
   link->broken = true;
+  Shut(*link);
   const uint64_t number = link->number;
   events_->OnBroken(peer, why);
   link = Find(peer);
@@ -175,6 +167,7 @@ void SocketTransport::Close(PeerId peer) {
   if (it == links_.end()) return;
   const std::unique_ptr<Link> link = std::move(it->second);
   links_.erase(it);
+  Shut(*link);
   // First the streams: then nobody reads our memory in good faith, and nothing lands in it.
   for (StreamId id : {link->out_messages, link->out_bulk, link->in_messages, link->in_bulk}) host_->Close(id);
   std::vector<ReceiveId> receives;
@@ -195,106 +188,14 @@ void SocketTransport::Close(PeerId peer) {
     sends_.erase(send);
     events_->OnSent(serve, peer, size, ClosedError());
   }
-  for (const OutFrame& frame : link->frames) {
+  std::deque<OutFrame> frames;
+  {
+    absl::MutexLock lock(&link->outbox->mutex);
+    frames.swap(link->outbox->frames);
+  }
+  for (const OutFrame& frame : frames) {
     if (frame.serve.valid()) events_->OnSent(frame.serve, peer, frame.data_bytes, ClosedError());
   }
-}
-
-// --- Messages out.
-
-void SocketTransport::Queue(Link& link, OutFrame frame) {
-  link.frames_bytes += frame.memory();
-  link.frames.push_back(std::move(frame));
-  // What it asked us for is bounded elsewhere; not so refusals, and what we take back of pulls that it never hears of.
-  if (link.frames_bytes > host_->options().queued_bytes_max) {
-    Break(link, absl::UnavailableError(
-                    absl::StrCat("it does not read: ", link.frames_bytes, " bytes of messages to it are waiting")));
-  }
-  if (link.dirty) return;
-  link.dirty = true;
-  dirty_.push_back(link.peer);
-}
-
-void SocketTransport::Queue(Link& link, std::string bytes) {
-  OutFrame frame;
-  frame.bytes = std::move(bytes);
-  Queue(link, std::move(frame));
-}
-
-void SocketTransport::Send(PeerId peer, const Message& message, std::string text) {
-  Link* link = Find(peer);
-  if (link == nullptr || link->broken) return;  // the shell has heard, or hears soon
-  Queue(*link, EncodeMessageFrame(message, {reinterpret_cast<const std::byte*>(text.data()), text.size()}));
-}
-
-void SocketTransport::SendData(SendChunk send) {
-  Link* link = Find(send.peer);
-  if (link == nullptr) return events_->OnSent(send.serve, send.peer, send.chunk.size, ClosedError());
-  const uint64_t size = send.chunk.size;
-  // Between hosts small data never waits behind bulk; on one host larger pieces are cheaper to read directly.
-  const uint64_t inside = link->near ? limits::kTransferInlineBytesMax : limits::kTransferSmallBytesMax;
-  if (size <= inside) {
-    OutFrame frame;
-    frame.bytes = EncodeMessageFrame(send.message, {static_cast<const std::byte*>(send.chunk.data), size});
-    frame.serve = send.serve;
-    frame.data_bytes = size;
-    return Queue(*link, std::move(frame));
-  }
-  const uint64_t cookie = next_cookie_++;
-  const uint64_t address = link->near ? reinterpret_cast<uintptr_t>(send.chunk.data) : 0;
-  link->sends.insert(cookie);
-  sends_.emplace(cookie, OutSend{send.peer, send.serve, std::move(send.chunk)});
-  Queue(*link, EncodeOfferFrame(send.message, cookie, address));
-}
-
-bool SocketTransport::FlushDirty() {
-  bool did = false;
-  for (PeerId peer : std::exchange(dirty_, {})) {
-    Link* link = Find(peer);
-    if (link == nullptr || !link->dirty) continue;
-    link->dirty = false;
-    did |= Flush(*link);
-  }
-  return did;
-}
-
-bool SocketTransport::Flush(Link& link) {
-  Stream* stream = host_->Find(link.out_messages);
-  if (stream == nullptr || stream->state != Stream::State::kUp || link.broken) return false;
-  bool ended = false;
-  while (!link.frames.empty()) {
-    constexpr size_t kFramesAtOnce = 64;
-    iovec parts[kFramesAtOnce];
-    size_t count = 0;
-    for (auto it = link.frames.begin(); it != link.frames.end() && count < kFramesAtOnce; ++it, ++count) {
-      parts[count] = {it->bytes.data() + it->sent, it->bytes.size() - it->sent};
-    }
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = count;
-    ssize_t n = sendmsg(stream->fd, &message, MSG_NOSIGNAL);
-    if (n < 0) {
-      if (WouldBlock()) break;
-      Break(link, SocketError("sending"));
-      return ended;
-    }
-    while (n > 0) {
-      OutFrame& frame = link.frames.front();
-      const size_t part = std::min(static_cast<size_t>(n), frame.bytes.size() - frame.sent);
-      frame.sent += part;
-      n -= static_cast<ssize_t>(part);
-      if (frame.sent < frame.bytes.size()) break;
-      const ServeId serve = frame.serve;
-      const uint64_t size = frame.data_bytes;
-      link.frames_bytes -= frame.memory();
-      link.frames.pop_front();
-      if (!serve.valid()) continue;
-      ended = true;
-      events_->OnSent(serve, link.peer, size, absl::OkStatus());
-    }
-  }
-  host_->SetWriting(*stream, !link.frames.empty());
-  return ended;
 }
 
 // --- Bulk out.

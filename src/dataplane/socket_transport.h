@@ -15,14 +15,17 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
 #include "dataplane/socket_host.h"
 #include "dataplane/transport.h"
 
@@ -43,6 +46,7 @@ class SocketTransport final : public Transport {
   absl::Status Connect(PeerId peer, const std::string& address) override;
   void Close(PeerId peer) override;
   void Send(PeerId peer, const Message& message, std::string text) override;
+  bool SendNow(PeerId peer, const Message& message, absl::Span<const std::byte> payload) override;
   void SendData(SendChunk send) override;
   void Receive(const StartReceive& receive) override;
   void Reject(OfferId offer) override;
@@ -50,7 +54,7 @@ class SocketTransport final : public Transport {
 
   // --- From the host.
   const Token& token() const { return token_; }
-  bool HasPending() { return events_->HasPending(); }
+  bool HasPending() { return events_->HasPending() || has_kicked_.load(); }
   TimeNs NextDeadline() { return events_->NextDeadline(); }
   bool Turn();  // true: did something, ask again
   Verdict OnHello(Stream& stream, const Hello& hello, pid_t pid);
@@ -68,6 +72,14 @@ class SocketTransport final : public Transport {
 
     uint64_t memory() const { return sizeof(OutFrame) + bytes.capacity(); }
   };
+  // What leaves over a link's messages stream. Other threads send, too, when nothing waits here; what waits is the
+  // host's thread's to flush: it was queued there, waits for room in the socket, or its sender has kicked.
+  struct Outbox {
+    absl::Mutex mutex;
+    int fd ABSL_GUARDED_BY(mutex) = -1;  // -1: not up, or not any more
+    std::deque<OutFrame> frames ABSL_GUARDED_BY(mutex);
+    uint64_t frames_bytes ABSL_GUARDED_BY(mutex) = 0;  // that `frames` take
+  };
   struct Landing {  // asked for over the bulk stream
     ReceiveId receive;
     std::byte* dst = nullptr;  // null: abandoned
@@ -82,8 +94,7 @@ class SocketTransport final : public Transport {
     pid_t pid = 0;      // whose memory we may read; 0: we may not
     HostAddress address;
     StreamId out_messages, out_bulk, in_messages, in_bulk;
-    std::deque<OutFrame> frames;
-    uint64_t frames_bytes = 0;     // that `frames` take
+    const std::shared_ptr<Outbox> outbox = std::make_shared<Outbox>();
     bool dirty = false;            // in dirty_
     std::deque<uint64_t> fetched;  // cookies to be sent over the bulk stream
     uint64_t sending = 0;          // the one that is under way; 0: none
@@ -131,8 +142,15 @@ class SocketTransport final : public Transport {
 
   void Queue(Link& link, OutFrame frame);
   void Queue(Link& link, std::string bytes);
+  void MarkDirty(Link& link);
+  void Open(Link& link, int fd);  // the messages stream is up
+  void Shut(Link& link);          // before its stream is closed
+  void Kick(PeerId peer);         // any thread
   bool FlushDirty();
   bool Flush(Link& link);  // true: ended a send
+  // What the socket takes. Sends of which all is written go to `ended`.
+  static absl::Status Write(Outbox& outbox, int fd, std::vector<OutFrame>& ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(outbox.mutex);
   void EndSend(uint64_t cookie, const absl::Status& status);
   void WriteBulk(Link& link, Stream& stream);
 
@@ -157,6 +175,12 @@ class SocketTransport final : public Transport {
   std::deque<DirectRead> small_reads_, bulk_reads_;
   std::vector<Broken> broken_;
   std::vector<PeerId> dirty_;
+  absl::Mutex outboxes_mutex_;
+  absl::flat_hash_map<PeerId, std::shared_ptr<Outbox>> outboxes_ ABSL_GUARDED_BY(outboxes_mutex_);  // those that are up
+  std::vector<PeerId> kicked_ ABSL_GUARDED_BY(outboxes_mutex_);
+  std::atomic<bool> has_kicked_{false};
+
+  // The host's thread.
   uint64_t next_cookie_ = 1;
   uint64_t next_offer_ = 1;
 };

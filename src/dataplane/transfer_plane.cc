@@ -62,7 +62,11 @@ absl::StatusOr<std::unique_ptr<DataPlane>> TransferPlane::Make(DataPlaneOptions 
 }
 
 TransferPlane::TransferPlane(DataPlaneOptions options, std::unique_ptr<Transport> transport)
-    : options_(std::move(options)), transport_(std::move(transport)), pulls_(options_.self), serves_(options_.self) {}
+    : options_(std::move(options)),
+      transport_(std::move(transport)),
+      pulls_(options_.self),
+      serves_(options_.self),
+      pushes_(options_.self) {}
 
 TransferPlane::~TransferPlane() { Shutdown(); }
 
@@ -99,7 +103,7 @@ absl::Status TransferPlane::AddPeer(PeerId peer, absl::string_view address) {
     const std::deque<Message> messages = std::move(held->second);
     held_.erase(held);
     held_count_ -= messages.size();
-    for (const Message& m : messages) HandleRequest(m);
+    for (const Message& m : messages) HandleHeld(m);
   });
   return posted ? absl::OkStatus() : ShutDownError();
 }
@@ -143,8 +147,10 @@ void TransferPlane::Unpublish(Key key, absl::Status why, std::function<void()> q
 }
 
 void TransferPlane::CloseSpace(uint64_t space, absl::Status why, std::function<void()> quiescent) {
-  const bool posted =
-      mailbox_->Post([this, space, why = std::move(why), quiescent] { serves_.CloseSpace(space, why, quiescent); });
+  const bool posted = mailbox_->Post([this, space, why = std::move(why), quiescent] {
+    TellPushes([&](PushCore& pushes) { pushes.CloseSpace(space, why); });
+    serves_.CloseSpace(space, why, quiescent);
+  });
   if (!posted && quiescent) quiescent();
 }
 
@@ -181,6 +187,12 @@ void TransferPlane::Cancel(PullId pull, absl::Status why) {
 
 DataPlaneStats TransferPlane::Stats() const {
   DataPlaneStats stats;
+  {
+    absl::MutexLock lock(&pushes_mutex_);
+    stats.spaces_listening = pushes_.spaces();
+    stats.pushes_waiting = pushes_.waiting();
+    stats.push_outlets = pushes_.outlets();
+  }
   {
     absl::MutexLock lock(&peers_mutex_);
     stats.peers.reserve(records_.size());
@@ -275,9 +287,11 @@ void TransferPlane::FinishShutdownIfDrained() {
 
 bool TransferPlane::DrainActions() {
   bool any = false;
-  while (pulls_.HasActions() || serves_.HasActions()) {
+  while (pulls_.HasActions() || serves_.HasActions() || !push_actions_.empty()) {
     any = true;
-    Actions actions = pulls_.HasActions() ? pulls_.TakeActions() : serves_.TakeActions();
+    Actions actions = pulls_.HasActions()    ? pulls_.TakeActions()
+                      : serves_.HasActions() ? serves_.TakeActions()
+                                             : std::exchange(push_actions_, {});
     for (Action& action : actions) {
       std::visit([this](auto& a) { Execute(std::move(a)); }, action);
     }
@@ -293,8 +307,9 @@ TransferPlane::Verdict TransferPlane::Judge(const Message& message) const {
     auto it = records_.find(message.from);
     if (it != records_.end() && it->second.closed) return Verdict::kDrop;
   }
-  if (message.type != MessageType::kRequest || shutting_down_ ||
-      held_count_ >= limits::kTransferUnknownPeerRequestsMax) {
+  const bool asks = message.type == MessageType::kRequest || message.type == MessageType::kListen ||
+                    message.type == MessageType::kUnlisten;
+  if (!asks || shutting_down_ || held_count_ >= limits::kTransferUnknownPeerRequestsMax) {
     return Verdict::kDrop;
   }
   return Verdict::kHold;
@@ -336,7 +351,18 @@ void TransferPlane::OnMessage(const Message& message, absl::Span<const std::byte
       pulls_.OnInlineLanded(message.from, message);
       break;
     }
-    case MessageType::kRefuse: pulls_.OnRefuse(message.from, message, RefusalStatus(message.code, payload)); break;
+    case MessageType::kRefuse: {
+      const absl::Status why = RefusalStatus(message.code, payload);
+      if (message.pull.valid()) {
+        pulls_.OnRefuse(message.from, message, why);
+      } else {
+        TellPushes([&](PushCore& pushes) { pushes.OnRefuse(message.from, message, why); });
+      }
+      break;
+    }
+    case MessageType::kListen:
+    case MessageType::kUnlisten: HandleHeld(message); break;
+    case MessageType::kPush: OnPush(message, payload); break;
     case MessageType::kForget: serves_.OnForget(message.from, message.pull); break;
   }
 }
@@ -377,8 +403,7 @@ void TransferPlane::OnBroken(PeerId peer, const absl::Status& status) {
       absl::StrCat("data-plane connection to peer ", peer.ToString(), " broke: ", status.message()));
   LogInfo(std::string(why.message()));
   DrainActions();
-  pulls_.OnPeerDown(peer, why);
-  serves_.OnPeerDown(peer);
+  PeerDown(peer, why);
   DrainActions();
   transport_->Close(peer);
   it = peers_.find(peer);
@@ -418,13 +443,18 @@ void TransferPlane::GiveUp(PeerId peer, const absl::Status& why) {
   limbo_ = std::move(others);
   auto it = peers_.find(peer);
   if (it == peers_.end()) return;
-  pulls_.OnPeerDown(peer, why);
-  serves_.OnPeerDown(peer);
+  PeerDown(peer, why);
   DrainActions();
   it = peers_.find(peer);
   if (it == peers_.end()) return;
   transport_->Close(peer);
   it->second.connected = false;
+}
+
+void TransferPlane::PeerDown(PeerId peer, const absl::Status& why) {
+  pulls_.OnPeerDown(peer, why);
+  serves_.OnPeerDown(peer);
+  TellPushes([&](PushCore& pushes) { pushes.OnPeerDown(peer, why); });
 }
 
 bool TransferPlane::Connected(PeerId peer) {
@@ -437,16 +467,19 @@ bool TransferPlane::Connected(PeerId peer) {
     return true;
   }
   LogWarning("data plane: cannot connect to peer ", peer.ToString(), ": ", std::string(status.message()));
-  pulls_.OnPeerDown(peer, absl::UnavailableError(absl::StrCat("no data-plane connection to peer ", peer.ToString(),
-                                                              ": ", status.message())));
-  serves_.OnPeerDown(peer);
+  PeerDown(peer, absl::UnavailableError(
+                     absl::StrCat("no data-plane connection to peer ", peer.ToString(), ": ", status.message())));
   return false;
 }
 
 void TransferPlane::Execute(SendMessage action) {
   // A peer in the middle of being closed is not called again just to tell it to forget something.
   if (shutting_down_ && !(peers_.contains(action.peer) && peers_.at(action.peer).connected)) return;
-  if (!Connected(action.peer)) return;
+  if (!Connected(action.peer)) {
+    if (action.message.type == MessageType::kListen && !peers_.contains(action.peer)) RefuseListen(action.peer);
+    return;
+  }
+  if (action.message.type == MessageType::kPush) CountSent(action.peer, action.text.size());
   transport_->Send(action.peer, action.message, std::move(action.text));
 }
 

@@ -1,4 +1,4 @@
-// The thin shell around the two state machines: commands in, actions out, over any transport.
+// The thin shell around the state machines: commands in, actions out, over any transport.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "dataplane/data_plane.h"
 #include "dataplane/pull_core.h"
+#include "dataplane/push_core.h"
 #include "dataplane/serve_core.h"
 #include "dataplane/transport.h"
 
@@ -39,6 +41,9 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   PullId Pull(PeerId peer, Key key, uint64_t offset, void* dst, uint64_t size,
               std::function<void(absl::Status)> done) override;
   void Cancel(PullId pull, absl::Status why) override;
+  void Listen(uint64_t space, std::vector<PeerId> peers, PushListener listener) override;
+  void Unlisten(uint64_t space) override;
+  bool Push(PeerId peer, Key key, Chunk value, std::function<void()> gone) override;
   DataPlaneStats Stats() const override;
   void Shutdown() override;
 
@@ -92,7 +97,10 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   enum class Verdict { kAccept, kHold, kDrop };
   Verdict Judge(const Message& message) const;
   void HandleRequest(const Message& message);
+  void HandleHeld(const Message& message);
   bool Connected(PeerId peer);  // connects if needed
+  void PeerDown(PeerId peer, const absl::Status& why);
+  void RefuseListen(PeerId peer);
   void GiveUp(PeerId peer, const absl::Status& why);
   void Finish(PeerId peer, std::function<void(absl::Status)> done, const absl::Status& status);
   bool EndLimbo();
@@ -105,6 +113,14 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   void Execute(StartRead action);
   void Execute(FinishPull action);
   void Execute(RunQuiescent action);
+  void Execute(const TellListener& action);
+  // Any thread: at once what can be sent at once, the rest on the progress thread.
+  void ExecuteSoon(Actions actions);
+  // Progress thread.
+  void TellPushes(absl::FunctionRef<void(PushCore&)> event);
+  void OnPush(const Message& message, absl::Span<const std::byte> payload);
+  void HandleListen(const Message& message);
+  void CountSent(PeerId peer, uint64_t bytes);  // any thread
   void FinishShutdownIfDrained();
   void PublishGauges();
   static void Count(std::atomic<uint64_t>& counter, uint64_t by = 1) {
@@ -119,12 +135,16 @@ class TransferPlane final : public DataPlane, private TransportEvents {
   // Progress thread.
   PullCore pulls_;
   ServeCore serves_;
+  Actions push_actions_;
   absl::flat_hash_map<PeerId, Peer> peers_;
   absl::flat_hash_map<PeerId, std::deque<Message>> held_;  // requests of peers that nobody introduced yet
   size_t held_count_ = 0;
   std::deque<Limbo> limbo_;  // all wait equally long
   bool shutting_down_ = false;
   bool shutdown_finished_ = false;
+
+  mutable absl::Mutex pushes_mutex_;
+  PushCore pushes_ ABSL_GUARDED_BY(pushes_mutex_);
 
   mutable absl::Mutex peers_mutex_;
   absl::flat_hash_map<PeerId, PeerRecord> records_ ABSL_GUARDED_BY(peers_mutex_);

@@ -38,7 +38,7 @@ class TransportEvents {
   virtual TimeNs NextDeadline() = 0;
 };
 
-// Thread-safety: Wake from any thread; address, Start and Stop by the owner; the rest on the progress thread,
+// Thread-safety: Wake and SendNow from any thread; address, Start and Stop by the owner; the rest on the progress thread,
 // from within TransportEvents::RunPending, and events may come back from inside.
 class Transport {
  public:
@@ -57,6 +57,8 @@ class Transport {
   // no byte lands; the peer's end breaks. Fine when not connected.
   virtual void Close(PeerId peer) = 0;
   virtual void Send(PeerId peer, const Message& message, std::string text) = 0;
+  // Any thread: the same, from the caller's own. False: not connected, or not able to; nothing was sent.
+  virtual bool SendNow(PeerId peer, const Message& message, absl::Span<const std::byte> payload) = 0;
   virtual void SendData(SendChunk send) = 0;
   virtual void Receive(const StartReceive& receive) = 0;
   virtual void Reject(OfferId offer) = 0;

@@ -10,7 +10,7 @@ namespace landbridge::dataplane {
 namespace {
 
 constexpr uint32_t kMessageMagic = 0x4c42'4450;  // "LBDP"
-constexpr uint8_t kMessageVersion = 2;
+constexpr uint8_t kMessageVersion = 3;
 
 }  // namespace
 
@@ -38,7 +38,7 @@ std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes) {
   if (GetInteger(at, 4) != kMessageMagic) return std::nullopt;
   if (GetInteger(at, 1) != kMessageVersion) return std::nullopt;
   const uint64_t type = GetInteger(at, 1);
-  if (type < static_cast<uint8_t>(MessageType::kRequest) || type > static_cast<uint8_t>(MessageType::kForget)) {
+  if (type < static_cast<uint8_t>(MessageType::kRequest) || type > static_cast<uint8_t>(MessageType::kUnlisten)) {
     return std::nullopt;
   }
   if (GetInteger(at, 2) != 0) return std::nullopt;
@@ -63,6 +63,7 @@ std::optional<Message> DecodeMessage(absl::Span<const std::byte> bytes) {
       return std::nullopt;
     }
   }
+  if (m.type == MessageType::kPush && m.size > kPushBytesMax) return std::nullopt;
   return m;
 }
 

@@ -18,8 +18,12 @@ namespace landbridge::dataplane {
 enum class MessageType : uint8_t {
   kRequest = 1,  // send me [offset, offset + size) of key, for `pull`
   kData = 2,     // payload: those bytes
-  kRefuse = 3,   // payload: text of the error; `code` its code. Ends the pull
+  kRefuse = 3,   // payload: text of the error; `code` its code. Ends the pull; without one, all pushes of the space
   kForget = 4,   // the pull was cancelled: drop its requests
+  // Of a space, without a pull (as is its kRefuse):
+  kListen = 5,    // send me what is pushed under it
+  kPush = 6,      // payload: the bytes of key
+  kUnlisten = 7,  // send me nothing
 };
 
 struct Message {

@@ -34,8 +34,13 @@ std::vector<std::string> FuzzSeeds() {
   Message refuse = request;
   refuse.type = MessageType::kRefuse;
   refuse.code = 5;
+  Message push = request;
+  push.type = MessageType::kPush;
+  push.pull = PullId();
   return {Encoded(request),
           Encoded(refuse),
+          Encoded(push),
+          EncodeMessageFrame(push, Bytes("a value")),
           EncodeHostAddress({"machine", "local", {"127.0.0.1:80"}}),
           std::string("\x03\0\0\0text", 8),
           EncodeHello(Hello{StreamKind::kMessages, PeerId(1), PeerId(2), 3, 0, {}, {}}, {}, {}),
@@ -49,6 +54,7 @@ void FuzzOne(absl::string_view input) {
     LB_CHECK(Encoded(*message) == input);
     LB_CHECK(message->offset <= limits::kTransferBytesMax && message->size <= limits::kTransferBytesMax);
     if (message->type == MessageType::kRequest) LB_CHECK(message->offset + message->size <= message->end);
+    if (message->type == MessageType::kPush) LB_CHECK(message->size <= kPushBytesMax);
   }
   if (const absl::StatusOr<HostAddress> address = DecodeHostAddress(input); address.ok()) {
     LB_CHECK(EncodeHostAddress(*address) == input);

@@ -50,7 +50,12 @@ TEST(WireTest, RefusesBadForms) {
   EXPECT_TRUE(accepted([](Message&) {}));
   EXPECT_FALSE(accepted([](Message& m) { m.from = PeerId(); }));
   EXPECT_FALSE(accepted([](Message& m) { m.to = PeerId(); }));
-  EXPECT_FALSE(accepted([](Message& m) { m.type = static_cast<MessageType>(5); }));
+  EXPECT_FALSE(accepted([](Message& m) { m.type = static_cast<MessageType>(8); }));
+  EXPECT_TRUE(accepted([](Message& m) { m.type = MessageType::kListen; }));
+  EXPECT_FALSE(accepted([](Message& m) {
+    m.type = MessageType::kPush;
+    m.size = kPushBytesMax + 1;
+  }));
   EXPECT_FALSE(accepted([](Message& m) { m.type = static_cast<MessageType>(0); }));
   EXPECT_FALSE(accepted([](Message& m) { m.end = 16; }));  // before its own chunk's end
   EXPECT_FALSE(accepted([](Message& m) { m.offset = ~uint64_t{0}; }));

@@ -40,6 +40,9 @@ class FakeDataPlane final : public dataplane::DataPlane {
     return {};
   }
   void Cancel(dataplane::PullId, absl::Status) override {}
+  void Listen(uint64_t, std::vector<dataplane::PeerId>, dataplane::PushListener) override {}
+  void Unlisten(uint64_t) override {}
+  bool Push(dataplane::PeerId, dataplane::Key, dataplane::Chunk, std::function<void()>) override { return true; }
   dataplane::DataPlaneStats Stats() const override { return {}; }
   void Shutdown() override {}
 

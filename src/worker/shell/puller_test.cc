@@ -40,6 +40,9 @@ class HeldPulls final : public DataPlane {
   void Publish(Key, std::shared_ptr<dataplane::Source>, dataplane::PublishOptions) override {}
   void Unpublish(Key, absl::Status, std::function<void()>) override {}
   void CloseSpace(uint64_t, absl::Status, std::function<void()>) override {}
+  void Listen(uint64_t, std::vector<PeerId>, dataplane::PushListener) override {}
+  void Unlisten(uint64_t) override {}
+  bool Push(PeerId, Key, dataplane::Chunk, std::function<void()>) override { return true; }
   dataplane::DataPlaneStats Stats() const override { return {}; }
   void Shutdown() override {}
 };
