@@ -60,6 +60,7 @@ void SpanMember::Place(const Commit& commit) {
   Part& part = it->second;
   part.g = commit.g;
   placed_[commit.g] = {commit.ticket, part.logs};
+  g_of_[commit.ticket] = commit.g;
   for (uint32_t device : part.devices) queues_[device].push_back(commit.ticket);
   if (FirstOnItsDevices(commit.ticket, part)) startable_.push_back(part.ticket);
 }
@@ -68,7 +69,9 @@ void SpanMember::OnHorizon(Ticket horizon) {
   if (horizon <= horizon_) return;
   horizon_ = horizon;
   withdrawn_.erase(withdrawn_.begin(), withdrawn_.lower_bound(horizon));
-  absl::erase_if(placed_, [horizon](const auto& entry) { return entry.second.number < horizon; });
+  const auto first_kept = g_of_.lower_bound(horizon);
+  for (auto it = g_of_.begin(); it != first_kept; ++it) placed_.erase(it->second);
+  g_of_.erase(g_of_.begin(), first_kept);
   if (spanner_epoch_ == 0 || horizon_.value() - horizon_told_.value() < limits::kSpanHorizonStep) return;
   horizon_told_ = horizon_;
   sink_->ToSpanner(HorizonAt{log_, kLogEpoch, spanner_epoch_, horizon_});

@@ -94,6 +94,7 @@ class SpanMember {
   absl::btree_map<Ticket, Part> parts_;  // not started
   // Until the horizon has passed them.
   absl::btree_map<uint64_t, Placed> placed_;  // by G
+  absl::btree_map<Ticket, uint64_t> g_of_;    // of those
   absl::btree_set<Ticket> withdrawn_;
   std::map<uint64_t, Commit> kept_;                           // by previous G, which is not here yet
   absl::flat_hash_map<uint32_t, std::deque<Ticket>> queues_;  // per device: numbered and not started
