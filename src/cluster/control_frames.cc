@@ -23,19 +23,32 @@ void AppendBytes(int field, absl::string_view bytes, std::string* out) {
   out->append(bytes.data(), bytes.size());
 }
 
-}  // namespace
+const std::string& Bytes(const std::string& message) { return message; }
+const std::string& Bytes(const std::string* message) { return *message; }
 
-std::string JoinControlFrame(uint64_t first_seq, uint64_t ack, int field, const std::vector<std::string>& messages,
-                             absl::string_view heartbeat) {
+template <typename Messages>
+std::string Join(uint64_t first_seq, uint64_t ack, int field, const Messages& messages, absl::string_view heartbeat) {
   size_t bytes = 32 + heartbeat.size();
-  for (const std::string& message : messages) bytes += message.size() + 8;
+  for (const auto& message : messages) bytes += Bytes(message).size() + 8;
   std::string out;
   out.reserve(bytes);
   if (!messages.empty()) AppendFixed64(1, first_seq, &out);
   AppendFixed64(2, ack, &out);
-  for (const std::string& message : messages) AppendBytes(field, message, &out);
+  for (const auto& message : messages) AppendBytes(field, Bytes(message), &out);
   if (!heartbeat.empty()) AppendBytes(5, heartbeat, &out);
   return out;
+}
+
+}  // namespace
+
+std::string JoinControlFrame(uint64_t first_seq, uint64_t ack, int field, const std::vector<std::string>& messages,
+                             absl::string_view heartbeat) {
+  return Join(first_seq, ack, field, messages, heartbeat);
+}
+
+std::string JoinControlFrame(uint64_t first_seq, uint64_t ack, int field,
+                             const std::vector<const std::string*>& messages) {
+  return Join(first_seq, ack, field, messages, "");
 }
 
 }  // namespace landbridge

@@ -18,5 +18,7 @@ constexpr int kControlFrameReports = 4;
 // `heartbeat`: a serialized Heartbeat, or empty for none.
 std::string JoinControlFrame(uint64_t first_seq, uint64_t ack, int field, const std::vector<std::string>& messages,
                              absl::string_view heartbeat);
+std::string JoinControlFrame(uint64_t first_seq, uint64_t ack, int field,
+                             const std::vector<const std::string*>& messages);
 
 }  // namespace landbridge

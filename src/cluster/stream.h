@@ -16,7 +16,7 @@
 
 namespace landbridge {
 
-// Sender. T is the message (copied out for each transmission: keep it cheap to copy, e.g. a shared_ptr or string).
+// Sender. T is the message.
 //
 // Thread-safety: one thread.
 template <typename T>
@@ -45,17 +45,25 @@ class StreamSender {
   };
   Batch Take(size_t bytes_max) {
     Batch batch;
+    std::vector<const T*> messages;
+    batch.first = TakeInPlace(bytes_max, &messages);
+    for (const T* message : messages) batch.messages.push_back(*message);
+    return batch;
+  }
+  // The same without copies: the messages hold until the next call. Returns the first one's number.
+  uint64_t TakeInPlace(size_t bytes_max, std::vector<const T*>* messages) {
+    messages->clear();
     size_t taken = 0;
+    const uint64_t first = sent_ + 1;
     while (resumed_ && sent_ < acked_ + buffer_.size()) {
       const Entry& entry = buffer_[sent_ - acked_];
-      if (!batch.messages.empty() && taken + entry.bytes > bytes_max) break;
-      if (batch.messages.empty()) batch.first = sent_ + 1;
+      if (!messages->empty() && taken + entry.bytes > bytes_max) break;
       taken += entry.bytes;
-      batch.messages.push_back(entry.message);
+      messages->push_back(&entry.message);
       ++sent_;
     }
     if (ever_sent_ < sent_) ever_sent_ = sent_;
-    return batch;
+    return messages->empty() ? 0 : first;
   }
   bool HasUnsent() const { return resumed_ && sent_ < acked_ + buffer_.size(); }
 

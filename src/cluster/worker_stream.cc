@@ -22,9 +22,9 @@ void WorkerStream::MoveParked() {
 
 std::string WorkerStream::NextFrame() {
   if (!needs_flush()) return "";
-  StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
+  const uint64_t first = sender_.TakeInPlace(limits::kControlFrameBytesMax, &taken_);
   receiver_.AckMade();
-  return JoinControlFrame(batch.first, receiver_.applied(), kControlFrameOps, batch.messages, "");
+  return JoinControlFrame(first, receiver_.applied(), kControlFrameOps, taken_);
 }
 
 std::string WorkerStream::HeartbeatFrame(const Heartbeat& heartbeat) {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -50,6 +51,7 @@ class WorkerStream {
   StreamSender<std::string> sender_;
   StreamReceiver receiver_;
   std::deque<std::string> parked_;
+  std::vector<const std::string*> taken_;  // scratch of NextFrame
 };
 
 }  // namespace landbridge
