@@ -5,14 +5,16 @@
 // Pointers to values hold until they are erased. Not thread-safe.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 
 namespace landbridge {
 
@@ -36,7 +38,8 @@ class AscendingMap {
   std::pair<T*, bool> TryEmplace(Id id) {
     Block* block = BlockOf(Key(id));
     if (block == nullptr) {
-      block = (blocks_[Key(id)] = std::make_unique<Block>()).get();
+      if (spare_ == nullptr) spare_ = std::make_unique_for_overwrite<Block>();
+      block = (blocks_[Key(id)] = std::move(spare_)).get();
       Remember(Key(id), block);
     }
     const size_t place = Place(id);
@@ -54,34 +57,34 @@ class AscendingMap {
   }
   void Clear() {
     for (auto& [key, block] : blocks_) {
-      for (; block->used != 0; block->used &= block->used - 1) block->at(First(block->used))->~T();
+      for (; block->used != 0; block->used &= block->used - 1) block->at(Lowest(block->used))->~T();
     }
     blocks_.clear();
-    last_ = nullptr;
+    recent_ = {};
     size_ = 0;
   }
-  // In no order, but for neighbours. `fn(id, value)` changes nothing of the map.
+  // The lowest id; the map is not empty.
+  Id First() const {
+    const auto& [key, block] = *blocks_.begin();
+    return Id(key * kBlock + Lowest(block->used));
+  }
+  // Ascending. `fn(id, value)` changes nothing of the map.
   template <typename Fn>
   void ForEach(Fn fn) const {
     for (const auto& [key, block] : blocks_) {
       for (uint64_t used = block->used; used != 0; used &= used - 1) {
-        fn(Id(key * kBlock + First(used)), *block->at(First(used)));
+        fn(Id(key * kBlock + Lowest(used)), *block->at(Lowest(used)));
       }
     }
   }
   // Erases those of which `fn(id, value)` is true.
   template <typename Fn>
   void EraseIf(Fn fn) {
-    for (auto it = blocks_.begin(); it != blocks_.end();) {
-      const uint64_t key = it->first;
-      Block* block = (it++)->second.get();  // erasing moves nothing
-      for (uint64_t used = block->used; used != 0; used &= used - 1) {
-        const size_t place = First(used);
-        const bool last = (used & (used - 1)) == 0;
-        if (fn(Id(key * kBlock + place), *block->at(place))) EraseAt(key, block, place);
-        if (last) break;  // the block may be gone
-      }
-    }
+    std::vector<Id> gone;
+    ForEach([&](Id id, T& value) {
+      if (fn(id, value)) gone.push_back(id);
+    });
+    for (Id id : gone) Erase(id);
   }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -101,31 +104,41 @@ class AscendingMap {
   }
   static uint64_t Key(Id id) { return Value(id) / kBlock; }
   static size_t Place(Id id) { return Value(id) % kBlock; }
-  static size_t First(uint64_t used) { return static_cast<size_t>(std::countr_zero(used)); }
+  static size_t Lowest(uint64_t used) { return static_cast<size_t>(std::countr_zero(used)); }
 
   Block* BlockOf(uint64_t key) const {
-    if (last_ != nullptr && last_key_ == key) return last_;
+    for (const Recent& recent : recent_) {
+      if (recent.block != nullptr && recent.key == key) return recent.block;
+    }
     auto it = blocks_.find(key);
     if (it == blocks_.end()) return nullptr;
     Remember(key, it->second.get());
-    return last_;
+    return it->second.get();
   }
   void Remember(uint64_t key, Block* block) const {
-    last_key_ = key;
-    last_ = block;
+    recent_[1] = recent_[0];
+    recent_[0] = {key, block};
   }
   void EraseAt(uint64_t key, Block* block, size_t place) {
     block->at(place)->~T();
     block->used &= ~(uint64_t{1} << place);
     --size_;
     if (block->used != 0) return;
-    if (last_ == block) last_ = nullptr;
-    blocks_.erase(key);
+    for (Recent& recent : recent_) {
+      if (recent.block == block) recent = {};
+    }
+    auto it = blocks_.find(key);
+    spare_ = std::move(it->second);
+    blocks_.erase(it);
   }
 
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Block>> blocks_;
-  mutable uint64_t last_key_ = 0;
-  mutable Block* last_ = nullptr;  // the block that was looked at last
+  struct Recent {
+    uint64_t key = 0;
+    Block* block = nullptr;
+  };
+  absl::btree_map<uint64_t, std::unique_ptr<Block>> blocks_;
+  std::unique_ptr<Block> spare_;          // for the next: with few ids alive, blocks come and go
+  mutable std::array<Recent, 2> recent_;  // looked at last: where ids begin, and where they end
   size_t size_ = 0;
 };
 

@@ -31,6 +31,7 @@ TEST(AscendingMap, IsAMap) {
     ASSERT_EQ(map.size(), model.size());
   }
   map.EraseIf([&](Ticket id, const auto&) { return id.value() % 3 == 0 && model.erase(id.value()) == 1; });
+  ASSERT_EQ(map.First(), Ticket(model.begin()->first));
   size_t seen = 0;
   map.ForEach([&](Ticket id, const std::unique_ptr<std::string>& value) {
     ++seen;

@@ -20,16 +20,16 @@ size_t BytesOf(const WorkerOp& op) {
 
 }  // namespace
 
-void Dispatcher::Send(Life* life, WorkerOp op, SessionId session) {
+void Dispatcher::Send(Life* life, WorkerOp&& op, SessionId session) {
   FlushCollected(life);
   Route(life, std::move(op), session);
 }
 
-void Dispatcher::SendNow(Life* life, WorkerOp op) {
+void Dispatcher::SendNow(Life* life, WorkerOp&& op) {
   if (life->up) Emit(life, std::move(op), SessionId());
 }
 
-void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
+void Dispatcher::Route(Life* life, WorkerOp&& op, SessionId session) {
   if (life->up && life->parked.empty() && life->blocked.empty()) {  // nearly always
     const bool node = IsNode(op);
     if ((!node || life->unfinished < launches_max_) && !hooks_->MustWait(op)) {
@@ -48,7 +48,7 @@ void Dispatcher::Route(Life* life, WorkerOp op, SessionId session) {
   Enqueue(life, true, std::move(entry), refs);
 }
 
-void Dispatcher::Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs) {
+void Dispatcher::Place(Life* life, WorkerOp&& op, SessionId session, const OpRefs& refs) {
   const bool node = IsNode(op);
   if (life->up && HasCredit(life, op) && (life->parked.empty() || (!node && !life->MustFollowParked(refs)))) {
     Emit(life, std::move(op), session);
@@ -67,7 +67,7 @@ bool Dispatcher::HasCredit(const Life* life, const WorkerOp& op) const {
 }
 
 // Younger ones went past while it was blocked.
-void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
+void Dispatcher::PlaceFreed(Life* life, ParkedOp&& entry) {
   const OpRefs refs = RefsOf(entry.op);
   const bool passes = !life->MustFollowParked(refs);
   if (life->up && HasCredit(life, entry.op) && (life->parked.empty() || passes)) {
@@ -81,12 +81,12 @@ void Dispatcher::PlaceFreed(Life* life, ParkedOp entry) {
   life->parked.insert(at, std::move(entry));
 }
 
-void Dispatcher::Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs& refs) {
+void Dispatcher::Enqueue(Life* life, bool blocked, ParkedOp&& entry, const OpRefs& refs) {
   (blocked ? life->blocked_refs : life->parked_refs).Add(refs, entry.order);
   (blocked ? life->blocked : life->parked).push_back(std::move(entry));
 }
 
-void Dispatcher::Emit(Life* life, WorkerOp op, SessionId session) {
+void Dispatcher::Emit(Life* life, WorkerOp&& op, SessionId session) {
   hooks_->BeforeSend(life, &op);
   if (IsNode(op)) {
     ++life->unfinished;

@@ -48,9 +48,9 @@ class Dispatcher {
   Dispatcher(size_t launches_per_worker_max, ClusterTable* cluster, ControllerSink* sink, DispatchHooks* hooks)
       : launches_max_(launches_per_worker_max), cluster_(cluster), sink_(sink), hooks_(hooks) {}
 
-  void Send(Life* life, WorkerOp op, SessionId session);
+  void Send(Life* life, WorkerOp&& op, SessionId session);
   // Past all that waits: for what does not depend on any buffer.
-  void SendNow(Life* life, WorkerOp op);
+  void SendNow(Life* life, WorkerOp&& op);
 
   void DeleteArray(Life* life, ArrayId array, SessionId session);
   void DeleteShard(Life* life, BufferRef ref, SessionId session);
@@ -78,12 +78,12 @@ class Dispatcher {
   Pressure PressureOf(SessionId session) const;
 
  private:
-  void Route(Life* life, WorkerOp op, SessionId session);
-  void Emit(Life* life, WorkerOp op, SessionId session);
-  void Place(Life* life, WorkerOp op, SessionId session, const OpRefs& refs);
-  void PlaceFreed(Life* life, ParkedOp entry);
+  void Route(Life* life, WorkerOp&& op, SessionId session);
+  void Emit(Life* life, WorkerOp&& op, SessionId session);
+  void Place(Life* life, WorkerOp&& op, SessionId session, const OpRefs& refs);
+  void PlaceFreed(Life* life, ParkedOp&& entry);
   bool HasCredit(const Life* life, const WorkerOp& op) const;
-  void Enqueue(Life* life, bool blocked, ParkedOp entry, const OpRefs& refs);
+  void Enqueue(Life* life, bool blocked, ParkedOp&& entry, const OpRefs& refs);
   void Drain(Life* life);
   void Collected(Life* life);
   void Count(const ParkedOp& entry);

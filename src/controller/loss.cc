@@ -36,7 +36,7 @@ void Controller::Impl::OnWorkerLost(Incarnation worker, const absl::Status& why,
   // Those that have met it; in a large cluster they are few.
   for (ctl::ClusterTable::Slot& slot : cluster_.slots()) {
     const size_t met = slot.life->peers.erase(worker) + slot.life->pullers.erase(worker);
-    if (met > 0) dispatcher_.SendNow(slot.life.get(), news);
+    if (met > 0) dispatcher_.SendNow(slot.life.get(), WorkerOp(news));
   }
   if (life == spanner_.life) SeatSpanner();
 

@@ -62,7 +62,6 @@ class NodeTable {
     nodes_.ForEach([&](Ticket ticket, const Node& node) {
       if (pick(node)) tickets.push_back(ticket);
     });
-    std::sort(tickets.begin(), tickets.end());
     return tickets;
   }
 

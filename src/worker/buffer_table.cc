@@ -64,7 +64,6 @@ Buffer* BufferTable::Create(BufferRef ref, PoolId pool, int64_t bytes, SessionId
   auto [handle, buffer] = slab_.Add();
   array.shards.insert(position, {ref.shard, handle});
   ++shards_;
-  buffer->self = handle;
   buffer->ref = ref;
   buffer->pool = pool;
   buffer->bytes = bytes;
@@ -80,13 +79,12 @@ Buffer* BufferTable::CreateTogether(ArrayId id, ShardLayoutPtr layout, bool host
   auto [handle, buffer] = slab_.Add();
   array.together = handle;
   shards_ += layout->size();
-  buffer->self = handle;
   buffer->ref = BufferRef{id, layout->shards[0]};
   buffer->pool = PoolId{layout->devices[0], host};
   buffer->bytes = bytes;
   buffer->session = session;
   buffer->producer = producer;
-  buffer->whole = std::make_shared<BufferWhole>(BufferWhole{std::move(layout), {}});
+  buffer->whole = std::make_shared<BufferWhole>(BufferWhole{std::move(layout), handle, {}});
   return buffer;
 }
 
@@ -99,7 +97,6 @@ void BufferTable::Separate(OfArray& array) {
   for (size_t i = 0; i < whole->layout->size(); ++i) {
     auto [handle, part] = slab_.Add();
     *part = all;
-    part->self = handle;
     part->ref.shard = whole->layout->shards[i];
     part->pool.device = whole->layout->devices[i];
     array.shards.insert(Position(array.shards, part->ref.shard), {part->ref.shard, handle});
@@ -112,7 +109,7 @@ void BufferTable::Separate(OfArray& array) {
   if (all.donor.kind != WaiterKind::kNone && !all.donor_cleared) {
     wakes_.push_back(Wake{all.donor, Event::kMoreToTake, nullptr, false, count - 1});
   }
-  if (all.pins == 0) return slab_.Erase(all.self);
+  if (all.pins == 0) return slab_.Erase(whole->self);
   all.waiters.clear();
   all.donor = Waiter();
   all.in_shell = all.charged = all.delete_requested = false;
@@ -208,7 +205,7 @@ void BufferTable::Unpin(Buffer& buffer) {
   ForEachPart(buffer, [&](Buffer& part) { Unpin(part); });
   --buffer.pins;
   if (Separated(buffer)) {
-    if (buffer.pins == 0) slab_.Erase(buffer.self);
+    if (buffer.pins == 0) slab_.Erase(buffer.whole->self);
     return;
   }
   CheckDonor(buffer);
@@ -232,15 +229,18 @@ void BufferTable::EraseIfUnneeded(Buffer& buffer) {
   if (!buffer.delete_requested || buffer.pins > 0) return;
   LeaveShell(buffer);
   auto array = arrays_.find(buffer.ref.array);
+  SlabHandle handle;
   if (buffer.whole != nullptr) {
     shards_ -= buffer.whole->layout->size();
-    array->second.together = SlabHandle();
+    handle = std::exchange(array->second.together, SlabHandle());
   } else {
     --shards_;
-    array->second.shards.erase(Position(array->second.shards, buffer.ref.shard));
+    const auto position = Position(array->second.shards, buffer.ref.shard);
+    handle = position->second;
+    array->second.shards.erase(position);
   }
   if (array->second.shards.empty() && !array->second.together.valid()) arrays_.erase(array);
-  slab_.Erase(buffer.self);
+  slab_.Erase(handle);
 }
 
 void BufferTable::RemoveUnplacedReader(Buffer& buffer) {

@@ -36,6 +36,7 @@ using ShardLayoutPtr = std::shared_ptr<const ShardLayout>;
 struct Buffer;
 struct BufferWhole {
   ShardLayoutPtr layout;
+  SlabHandle self;
   std::vector<Buffer*> parts;  // once they were separated: then those have users, waiters and memory
 };
 
@@ -55,7 +56,6 @@ struct Buffer {
   bool donor_is_make = false;
   SessionId session;
   Ticket producer;
-  SlabHandle self;
   int pins = 0;              // nodes (the producer too), transfers and reads that name it
   int running = 0;           // of these: things in the shell that end by themselves
   int unplaced_readers = 0;  // launches that read it and are not in the order log

@@ -5,13 +5,14 @@
 
 #include <cstdint>
 #include <utility>
+#include <variant>
 #include <vector>
 
-#include "absl/container/btree_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/ascending_map.h"
 #include "base/ids.h"
 #include "base/time.h"
 #include "worker/buffer_table.h"
@@ -59,7 +60,7 @@ struct CoreContext {
         report(worker_sink) {}
 
   void NodeEnded(Ticket ticket) {
-    unfinished.erase(ticket);
+    unfinished.Erase(ticket);
     report.NodeEnded(ticket);
     memory_may_be_stuck = true;
   }
@@ -73,7 +74,7 @@ struct CoreContext {
   MemoryAdmission memory;
   BufferTable buffers;
   Reporter report;
-  absl::btree_set<Ticket> unfinished;  // launches, uploads and makes
+  AscendingMap<Ticket, std::monostate> unfinished;  // launches, uploads and makes
   uint64_t anomalies = 0;
   bool memory_may_be_stuck = false;  // something changed since the last look at requests that may never fit
   bool fenced = false;

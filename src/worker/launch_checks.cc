@@ -131,8 +131,8 @@ absl::Status LaunchQueue::FindInputs(const Launch& op, const ShardLayout* layout
   const int devices = op.devices_size();
   inputs->reserve(static_cast<size_t>(op.args_size()));
   // First those that are named alone: that may separate what another argument names as a whole.
-  for (const LaunchArg& arg : op.args()) {
-    for (const BufferRefProto& shard : arg.shards()) buffers.Find(RefFromProto(shard));
+  for (int i = 0; layout != nullptr && i < op.args_size(); ++i) {
+    for (const BufferRefProto& shard : op.args(i).shards()) buffers.Find(RefFromProto(shard));
   }
   for (const LaunchArg& arg : op.args()) {
     Buffer* whole = nullptr;

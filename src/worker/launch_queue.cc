@@ -174,13 +174,13 @@ bool LaunchQueue::ComputeEvenNeeds(Node& node) {
   return true;
 }
 
-void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
+void LaunchQueue::OnLaunch(std::unique_ptr<Launch> launch, TimeNs now) {
+  Launch& op = *launch;
   const Ticket ticket(op.ticket());
-  if (context_->unfinished.contains(ticket)) {
+  if (!context_->unfinished.TryEmplace(ticket).second) {
     ++context_->anomalies;
     return;
   }
-  context_->unfinished.insert(ticket);
   auto found = programs_.find(ExecutableId(op.executable()));
   Program* program = found == programs_.end() ? nullptr : found->second.get();
   LaunchBase no_base;
@@ -207,7 +207,7 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   auto [handle, slot] = launches_.Add();
   Node& node = *slot;
   node.self = handle;
-  node.op = std::make_shared<const Launch>(std::move(op));
+  node.op = std::move(launch);
   node.ticket = ticket;
   node.session = SessionId(node.op->session());
   node.program = program;
@@ -215,7 +215,7 @@ void LaunchQueue::OnLaunch(Launch op, TimeNs now) {
   node.layout = std::move(layout);
   node.inputs = std::move(inputs);
   node.arrived = now;
-  by_ticket_.emplace(ticket, handle);
+  *by_ticket_.TryEmplace(ticket).first = handle;
   ++program->queued;
   for (uint32_t device : node.devices) ++queued_on_[device];
   if (node.op->has_span()) {
@@ -259,9 +259,9 @@ void LaunchQueue::CheckPromise(Node& node) {
   std::vector<After> after;
   for (const Buffer* input : node.inputs) {
     if (input->state != BufferState::kPending) continue;
-    auto producer = by_ticket_.find(input->producer);
-    if (producer == by_ticket_.end()) continue;
-    const After one{NumberOf(*launches_.Get(producer->second)->op), true};
+    const Node* producer = OfTicket(input->producer);
+    if (producer == nullptr) continue;
+    const After one{NumberOf(*producer->op), true};
     if (std::find(after.begin(), after.end(), one) == after.end()) after.push_back(one);
   }
   spans_->SetReady(NumberOf(*node.op), std::move(after));
@@ -275,8 +275,7 @@ void LaunchQueue::NeverStarts(const Launch& op) {
 void LaunchQueue::OnAbort(const AbortLaunch& op) {
   const Ticket ticket(op.ticket());
   const absl::Status why = StatusFromProto(op.why());
-  auto it = by_ticket_.find(ticket);
-  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  Node* node = OfTicket(ticket);
   if (node == nullptr || node->stage == Stage::kPlaced || node->stage == Stage::kDone) {
     context_->sink->AbortLaunch(ticket, why);
   } else {
@@ -284,9 +283,13 @@ void LaunchQueue::OnAbort(const AbortLaunch& op) {
   }
 }
 
+LaunchQueue::Node* LaunchQueue::OfTicket(Ticket ticket) {
+  const SlabHandle* handle = by_ticket_.Find(ticket);
+  return handle == nullptr ? nullptr : launches_.Get(*handle);
+}
+
 void LaunchQueue::DropUnplaced(Ticket ticket, const PoisonPtr& why) {
-  auto it = by_ticket_.find(ticket);
-  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  Node* node = OfTicket(ticket);
   if (node != nullptr && (node->stage == Stage::kWaiting || node->stage == Stage::kCandidate)) Drop(*node, why);
 }
 
@@ -394,7 +397,7 @@ void LaunchQueue::Drop(Node& node, const PoisonPtr& why) {
   context_->NodeEnded(node.ticket);
   for (uint32_t device : node.devices) --queued_on_[device];
   Program& program = *node.program;
-  by_ticket_.erase(node.ticket);
+  by_ticket_.Erase(node.ticket);
   launches_.Erase(node.self);
   LeaveProgram(program);
 }
@@ -436,8 +439,7 @@ void LaunchQueue::HandOver(Node& node, uint64_t place) {
 }
 
 void LaunchQueue::OnLaunchDone(Ticket ticket, const absl::Status& status, DurationNs run_ns) {
-  auto it = by_ticket_.find(ticket);
-  Node* node = it == by_ticket_.end() ? nullptr : launches_.Get(it->second);
+  Node* node = OfTicket(ticket);
   if (node == nullptr || node->stage != Stage::kPlaced) {
     ++context_->anomalies;
     return;
@@ -512,14 +514,14 @@ void LaunchQueue::End(Node& node) {
     context_->report.Hurry();
   }
   context_->NodeEnded(node.ticket);
-  by_ticket_.erase(node.ticket);
+  by_ticket_.Erase(node.ticket);
   launches_.Erase(node.self);
 }
 
 bool LaunchQueue::Advance(TimeNs now) {
   bool any = false;
   for (Ticket ticket : spans_->TakeStartable()) {
-    if (auto it = by_ticket_.find(ticket); it != by_ticket_.end()) CheckRunnable(*launches_.Get(it->second), now);
+    if (Node* node = OfTicket(ticket)) CheckRunnable(*node, now);
   }
   while (!look_at_.empty()) {
     const uint32_t device = look_at_.back();
@@ -544,7 +546,7 @@ bool LaunchQueue::Advance(TimeNs now) {
     return any;
   }
   for (const LogEntry& entry : sequencer_.Place(now)) {
-    HandOver(*launches_.Get(by_ticket_.at(entry.ticket)), entry.place);
+    HandOver(*OfTicket(entry.ticket), entry.place);
     any = true;
   }
   return any;

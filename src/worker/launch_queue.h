@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "base/ascending_map.h"
 #include "nlohmann/json_fwd.hpp"
 #include "worker/core_context.h"
 #include "worker/launch_args.h"
@@ -29,7 +30,7 @@ class LaunchQueue {
   void OnLoad(LoadExecutable load, TimeNs now);
   void OnUnload(ExecutableId id);
   void OnLoadDone(ExecutableId id, const absl::Status& status, TimeNs now);
-  void OnLaunch(Launch op, TimeNs now);
+  void OnLaunch(std::unique_ptr<Launch> launch, TimeNs now);
   void OnScheduling(const Scheduling& op);
   void OnAbort(const AbortLaunch& op);
   void DropUnplaced(Ticket ticket, const PoisonPtr& why);  // unless it has a place, or has ended
@@ -143,7 +144,8 @@ class LaunchQueue {
   Sequencer sequencer_;
   absl::flat_hash_map<ExecutableId, std::unique_ptr<Program>> programs_;
   Slab<Node> launches_;
-  absl::flat_hash_map<Ticket, SlabHandle> by_ticket_;
+  Node* OfTicket(Ticket ticket);  // null: none
+  AscendingMap<Ticket, SlabHandle> by_ticket_;
   std::vector<std::deque<SlabHandle>> in_order_;  // per device: handed over and not ended, as in the log
   std::vector<uint32_t> queued_on_;
   std::vector<uint32_t> look_at_;  // devices whose oldest launch may have ended

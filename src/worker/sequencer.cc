@@ -7,6 +7,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "base/ascending_map.h"
 #include "worker/activation_counts.h"
 
 namespace landbridge {
@@ -34,17 +35,17 @@ class Sequencer::Impl {
 
   void AddCandidate(Candidate candidate) {
     const Ticket ticket = candidate.ticket;
-    if (placed_.contains(ticket) || lane_of_.contains(ticket)) return;
+    if (placed_.Contains(ticket) || lane_of_.Contains(ticket)) return;
     for (uint32_t device : candidate.devices) Load(device);
     const Lanes::iterator lane = LaneOf(candidate);
     lane->second.emplace(ticket, std::move(candidate));
-    lane_of_.emplace(ticket, lane);
+    *lane_of_.TryEmplace(ticket).first = lane;
   }
 
   void Withdraw(Ticket ticket) {
-    auto it = lane_of_.find(ticket);
-    if (it == lane_of_.end()) return;
-    Take(it->second, ticket);
+    const Lanes::iterator* lane = lane_of_.Find(ticket);
+    if (lane == nullptr) return;
+    Take(*lane, ticket);
     first_choice_since_.erase(ticket);
   }
 
@@ -60,9 +61,9 @@ class Sequencer::Impl {
   bool OverBudget(const Candidate& launch) const { return policy_->OverBudget(launch); }
 
   void OnFinished(Ticket ticket, DurationNs run_ns) {
-    auto it = placed_.find(ticket);
-    if (it == placed_.end()) return;
-    const Candidate& launch = it->second.launch;
+    const PlacedLaunch* placed = placed_.Find(ticket);
+    if (placed == nullptr) return;
+    const Candidate& launch = placed->launch;
     for (uint32_t device : launch.devices) {
       DeviceLoad& load = Load(device);
       --load.placed;
@@ -73,12 +74,12 @@ class Sequencer::Impl {
       }
     }
     policy_->OnFinished(launch, run_ns);
-    unfinished_[it->second.place - first_unfinished_] = false;
+    unfinished_[placed->place - first_unfinished_] = false;
     while (!unfinished_.empty() && !unfinished_.front()) {
       unfinished_.pop_front();
       ++first_unfinished_;
     }
-    placed_.erase(it);
+    placed_.Erase(ticket);
   }
 
   std::vector<LogEntry> Place(TimeNs now) {
@@ -100,7 +101,7 @@ class Sequencer::Impl {
   uint64_t epoch() const { return epoch_; }
   uint64_t tail() const { return tail_; }
   uint64_t done_through() const { return first_unfinished_ - 1; }
-  bool Placed(Ticket ticket) const { return placed_.contains(ticket); }
+  bool Placed(Ticket ticket) const { return placed_.Contains(ticket); }
   int placed(uint32_t device) const { return device < loads_.size() ? loads_[device].placed : 0; }
   size_t candidates() const { return lane_of_.size(); }
 
@@ -127,7 +128,7 @@ class Sequencer::Impl {
   };
   struct PlacedLaunch {
     Candidate launch;
-    uint64_t place;
+    uint64_t place = 0;
   };
 
   DeviceLoad& Load(uint32_t device) {
@@ -154,7 +155,7 @@ class Sequencer::Impl {
     auto it = lane->second.find(ticket);
     Candidate launch = std::move(it->second);
     lane->second.erase(it);
-    lane_of_.erase(ticket);
+    lane_of_.Erase(ticket);
     // Mostly the same lane is used again at once.
     if (lane->second.empty() && lanes_.size() > kIdleLanesMax) {
       if (latest_lane_ == lane) latest_lane_ = lanes_.end();
@@ -188,7 +189,7 @@ class Sequencer::Impl {
     entry.ticket = launch.ticket;
     entry.devices = launch.devices;
     unfinished_.push_back(true);
-    placed_.emplace(launch.ticket, PlacedLaunch{std::move(launch), entry.place});
+    *placed_.TryEmplace(entry.ticket).first = PlacedLaunch{std::move(launch), entry.place};
     return entry;
   }
 
@@ -251,8 +252,8 @@ class Sequencer::Impl {
   absl::flat_hash_map<Ticket, TimeNs> first_choice_since_;  // of gangs without room
   Lanes lanes_;
   Lanes::iterator latest_lane_ = lanes_.end();  // that a candidate was added to
-  absl::flat_hash_map<Ticket, Lanes::iterator> lane_of_;
-  absl::flat_hash_map<Ticket, PlacedLaunch> placed_;
+  AscendingMap<Ticket, Lanes::iterator> lane_of_;
+  AscendingMap<Ticket, PlacedLaunch> placed_;
   std::vector<DeviceLoad> loads_;
   ActivationCounts activations_;
   uint64_t tail_ = 0;

@@ -42,11 +42,11 @@ uint64_t EdgeOf(const RemoteSource& piece) { return piece.edge() != 0 ? piece.ed
 
 void Transfers::OnUpload(Upload op, TimeNs now) {
   const Ticket ticket(op.ticket());
-  if (context_->unfinished.contains(ticket) || upload_by_key_.contains(op.key())) {
+  if (context_->unfinished.Contains(ticket) || upload_by_key_.contains(op.key())) {
     ++context_->anomalies;
     return;
   }
-  context_->unfinished.insert(ticket);
+  context_->unfinished.TryEmplace(ticket);
   absl::StatusOr<int64_t> bytes = DeviceBytes(op.dtype(), op.dims());
   absl::Status status = bytes.status();
   std::vector<BufferRef> refs;
@@ -246,11 +246,11 @@ absl::Status Transfers::CheckPart(const MakeBuffer& spec) const {
 
 void Transfers::OnMake(MakeBuffers op, TimeNs now) {
   const Ticket ticket(op.ticket());
-  if (context_->unfinished.contains(ticket)) {
+  if (context_->unfinished.Contains(ticket)) {
     ++context_->anomalies;
     return;
   }
-  context_->unfinished.insert(ticket);
+  context_->unfinished.TryEmplace(ticket);
   const bool too_many = context_->unfinished.size() > limits::kWorkerNodesMax;
   auto owned = std::make_unique<MakeOp>();
   MakeOp& make = *owned;

@@ -23,13 +23,13 @@ class WorkerCore::Impl {
         transfers_(&context_),
         observers_(&context_) {}
 
-  void OnOp(WorkerOp op, TimeNs now) {
+  void OnOp(WorkerOp&& op, TimeNs now) {
     if (context_.fenced) return;
     MeetPeers(op);
     switch (op.op_case()) {
       case WorkerOp::kLoad: launches_.OnLoad(std::move(*op.mutable_load()), now); break;
       case WorkerOp::kUnload: launches_.OnUnload(ExecutableId(op.unload().executable())); break;
-      case WorkerOp::kLaunch: launches_.OnLaunch(std::move(*op.mutable_launch()), now); break;
+      case WorkerOp::kLaunch: launches_.OnLaunch(std::unique_ptr<Launch>(op.release_launch()), now); break;
       case WorkerOp::kUpload: transfers_.OnUpload(std::move(*op.mutable_upload()), now); break;
       case WorkerOp::kUploadData: transfers_.OnUploadData(std::move(*op.mutable_upload_data())); break;
       case WorkerOp::kMake: transfers_.OnMake(std::move(*op.mutable_make()), now); break;
@@ -215,7 +215,7 @@ class WorkerCore::Impl {
   bool FailWhatNeverFits() {
     if (!context_.memory.AnyWaiting() || context_.unfinished.empty()) return false;
     for (const MemoryAdmission::Blocked& blocked : context_.memory.BlockedHeads()) {
-      if (*context_.unfinished.begin() < blocked.key.ticket) continue;
+      if (context_.unfinished.First() < blocked.key.ticket) continue;
       if (launches_.AnyRunningOn(blocked.pool.device)) continue;
       if (transfers_.OlderPublishWillFree(blocked.pool, blocked.key.ticket)) continue;
       bool will_free = false;
@@ -326,7 +326,7 @@ WorkerCore::WorkerCore(Incarnation self, WorkerLimits limits, WorkerSink* sink)
     : impl_(std::make_unique<Impl>(self, limits, sink)) {}
 WorkerCore::~WorkerCore() = default;
 
-void WorkerCore::OnOp(const WorkerOp& op, TimeNs now) { impl_->OnOp(op, now); }
+void WorkerCore::OnOp(const WorkerOp& op, TimeNs now) { impl_->OnOp(WorkerOp(op), now); }
 void WorkerCore::OnOp(WorkerOp&& op, TimeNs now) { impl_->OnOp(std::move(op), now); }
 void WorkerCore::OnLoadDone(ExecutableId executable, const absl::Status& status, TimeNs now) {
   impl_->launches().OnLoadDone(executable, status, now);

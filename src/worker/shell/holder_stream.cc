@@ -43,14 +43,24 @@ absl::Status HolderStream::OnFrame(absl::string_view payload, WorkerCore& core, 
   }
   LB_ASSIGN_OR_RETURN(size_t skip,
                       receiver_.OnFrame(frame.first_seq(), static_cast<size_t>(frame.ops_size()), payload.size()));
-  for (int i = static_cast<int>(skip); i < frame.ops_size(); ++i) waiting_.push_back(std::move(*frame.mutable_ops(i)));
-  if (!asked_again_) ApplyMore(core, now);
+  int next = static_cast<int>(skip);
+  int64_t room = OpsPerTurn();
+  for (; next < frame.ops_size() && waiting_.empty() && !asked_again_ && room > 0; ++next) {
+    room -= Work(frame.ops(next));
+    core.OnOp(std::move(*frame.mutable_ops(next)), now);
+  }
+  for (; next < frame.ops_size(); ++next) waiting_.push_back(std::move(*frame.mutable_ops(next)));
+  if (!waiting_.empty() && !std::exchange(asked_again_, true)) callbacks_.left_over();
   return absl::OkStatus();
+}
+
+int64_t HolderStream::OpsPerTurn() const {
+  return callbacks_.left_over ? limits::kOpsPerTurn : std::numeric_limits<int64_t>::max();
 }
 
 void HolderStream::ApplyMore(WorkerCore& core, TimeNs now) {
   asked_again_ = false;
-  int64_t room = callbacks_.left_over ? limits::kOpsPerTurn : std::numeric_limits<int64_t>::max();
+  int64_t room = OpsPerTurn();
   while (!waiting_.empty() && room > 0) {
     WorkerOp op = std::move(waiting_.front());
     waiting_.pop_front();
@@ -79,9 +89,9 @@ bool HolderStream::Flush(WorkerCore& core, bool late) {
     parked_.pop_front();
   }
   while (sender_.HasUnsent() || (sender_.resumed() && receiver_.ack_due())) {
-    StreamSender<std::string>::Batch batch = sender_.Take(limits::kControlFrameBytesMax);
+    const uint64_t first = sender_.TakeInPlace(limits::kControlFrameBytesMax, &taken_);
     receiver_.AckMade();
-    if (!callbacks_.send(JoinControlFrame(batch.first, acknowledged(), kControlFrameReports, batch.messages, ""))) {
+    if (!callbacks_.send(JoinControlFrame(first, acknowledged(), kControlFrameReports, taken_))) {
       sender_.OnDisconnect();
     }
   }

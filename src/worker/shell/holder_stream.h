@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -51,12 +52,14 @@ class HolderStream {
 
  private:
   // What the sender need not keep: it bounds what waits here.
+  int64_t OpsPerTurn() const;
   uint64_t acknowledged() const { return receiver_.applied() - waiting_.size(); }
 
   const Callbacks callbacks_;
   StreamReceiver receiver_;
   StreamSender<std::string> sender_;
-  std::deque<WorkerOp> waiting_;  // received, not applied
+  std::deque<WorkerOp> waiting_;           // received, not applied
+  std::vector<const std::string*> taken_;  // scratch of Flush
   bool asked_again_ = false;
   std::deque<std::string> parked_;  // reports beyond the replay bound: bounded by the work that the peer gave us
   uint64_t heartbeat_number_ = 0;

@@ -114,10 +114,6 @@ std::function<void()> SimulatedShell::Guarded(std::function<void()> event) {
   };
 }
 void SimulatedShell::Post(std::function<void()> event) { host_->post(Guarded(std::move(event))); }
-void SimulatedShell::PostAfter(DurationNs delay, std::function<void()> event) {
-  if (delay <= 0) return Post(std::move(event));
-  host_->run_after(delay, Guarded(std::move(event)));
-}
 
 // ---------------------------------------------------------------- buffers
 
@@ -161,11 +157,20 @@ void SimulatedShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t) {
   for (uint32_t device : launch->devices()) {
     if (device < device_free_at_.size()) device_free_at_[device] = end;
   }
-  PostAfter(end - now, [this, ticket = Ticket(launch->ticket())] {
-    --open_;
-    ++launches_done_;
-    core_.OnLaunchDone(ticket, absl::OkStatus(), host_->launch_time, host_->now());
+  const Ticket ticket(launch->ticket());
+  if (end > now) return host_->run_after(end - now, Guarded([this, ticket] { LaunchDone(ticket); }));
+  // Those of a turn end together, in the next.
+  ended_.push_back(ticket);
+  if (ended_.size() > 1) return;
+  Post([this] {
+    for (Ticket done : std::exchange(ended_, {})) LaunchDone(done);
   });
+}
+
+void SimulatedShell::LaunchDone(Ticket ticket) {
+  --open_;
+  ++launches_done_;
+  core_.OnLaunchDone(ticket, absl::OkStatus(), host_->launch_time, host_->now());
 }
 
 // ---------------------------------------------------------------- uploads

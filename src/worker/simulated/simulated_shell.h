@@ -96,8 +96,8 @@ class SimulatedShell : private WorkerSink {
 
   // `event` tells the core something; it runs in a later turn, unless this shell is gone by then.
   void Post(std::function<void()> event);
-  void PostAfter(DurationNs delay, std::function<void()> event);
   std::function<void()> Guarded(std::function<void()> event);
+  void LaunchDone(Ticket ticket);
   void Keep(BufferRef ref, SimulatedBytes bytes);
   SimulatedBytes BytesOf(BufferRef ref) const;
   absl::Status PrepareMake(const std::shared_ptr<Make>& make);
@@ -116,7 +116,8 @@ class SimulatedShell : private WorkerSink {
   absl::flat_hash_set<Incarnation> foreign_peers_;  // workers that are not of this process
   MailGate mails_;
   std::vector<TimeNs> device_free_at_;
-  int64_t open_ = 0;  // launches under way
+  int64_t open_ = 0;           // launches under way
+  std::vector<Ticket> ended_;  // of these: told in the next turn
   int64_t launches_done_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
