@@ -89,6 +89,7 @@ class MemoryNeeds {
     bool waits = false;
   };
 
+  void Reserve(size_t pools) { needs_.reserve(pools); }
   void Add(PoolId pool, int64_t bytes);
   // Asks for all; `waiting` says how many have to wait. RESOURCE_EXHAUSTED if one can never fit: then nothing is kept.
   absl::Status Ask(MemoryAdmission& memory, MemoryAdmission::Key key, Waiter who);

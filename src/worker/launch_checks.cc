@@ -48,15 +48,20 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
     return absl::InvalidArgumentError(
         absl::StrCat("x", op.executable(), " runs on ", info.num_devices(), " devices, not ", op.devices_size()));
   }
-  for (int i = 0; i < op.devices_size(); ++i) {
-    if (op.devices(i) >= context_->memory.devices()) {
-      return absl::InvalidArgumentError(absl::StrCat("this worker has no device ", op.devices(i)));
+  for (uint32_t device : op.devices()) {
+    if (device >= context_->memory.devices()) {
+      return absl::InvalidArgumentError(absl::StrCat("this worker has no device ", device));
     }
-    if (!program->devices.empty() && program->devices[static_cast<size_t>(i)] != op.devices(i)) {
+  }
+  if (!program->devices.empty()) {  // those were looked at when it was loaded
+    if (!std::equal(op.devices().begin(), op.devices().end(), program->devices.begin(), program->devices.end())) {
       return absl::InvalidArgumentError(absl::StrCat("x", op.executable(), " is loaded for other devices"));
     }
-    for (int j = 0; program->devices.empty() && j < i; ++j) {
-      if (op.devices(j) == op.devices(i)) return absl::InvalidArgumentError("a device is named twice");
+  } else {
+    for (int i = 0; i < op.devices_size(); ++i) {
+      for (int j = 0; j < i; ++j) {
+        if (op.devices(j) == op.devices(i)) return absl::InvalidArgumentError("a device is named twice");
+      }
     }
   }
   if (op.args_size() != info.parameters_size()) {
@@ -97,15 +102,21 @@ absl::Status LaunchQueue::CheckLaunch(const Launch& op, const Program* program) 
 
 // Steady loops launch on the same devices each time.
 ShardLayoutPtr LaunchQueue::LayoutOf(const Launch& op, Program* program) {
-  const auto devices = static_cast<size_t>(op.devices_size());
+  const int devices = op.devices_size();
   if (devices < 2) return nullptr;
   ShardLayout layout;
-  layout.devices.assign(op.devices().begin(), op.devices().end());
-  layout.shards.reserve(devices);
-  for (int d = 0; d < op.devices_size(); ++d) layout.shards.push_back(ShardOf(op, d));
-  if (program->layout == nullptr || *program->layout != layout) {
-    program->layout = std::make_shared<const ShardLayout>(std::move(layout));
+  if (op.has_span()) {
+    layout.shards.assign(op.span().shards().begin(), op.span().shards().end());
+  } else if (program->layout != nullptr &&
+             std::equal(op.devices().begin(), op.devices().end(), program->layout->devices.begin(),
+                        program->layout->devices.end())) {
+    return program->layout;  // a program either spans workers or does not
+  } else {
+    for (int d = 0; d < devices; ++d) layout.shards.push_back(static_cast<uint32_t>(d));
   }
+  layout.devices.assign(op.devices().begin(), op.devices().end());
+  if (program->layout != nullptr && *program->layout == layout) return program->layout;
+  program->layout = std::make_shared<const ShardLayout>(std::move(layout));
   return program->layout;
 }
 

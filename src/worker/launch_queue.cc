@@ -167,6 +167,7 @@ bool LaunchQueue::ComputeEvenNeeds(Node& node) {
   const int64_t device_bytes =
       AddBytes(made[0] - std::min(made[0], given[0]), node.program->info.temp_bytes_per_device());
   const int64_t host_bytes = made[1] - std::min(made[1], given[1]);
+  node.memory.Reserve(node.devices.size());
   for (uint32_t device : node.devices) {
     node.memory.Add(PoolId{device, false}, device_bytes);
     node.memory.Add(PoolId{device, true}, host_bytes);
@@ -462,7 +463,7 @@ void LaunchQueue::OnLaunchDone(Ticket ticket, const absl::Status& status, Durati
   if (!status.ok()) {
     for (Buffer* buffer : node->outputs) context_->buffers.SetDoubtful(*buffer);
   }
-  for (uint32_t device : node->devices) look_at_.push_back(device);
+  look_at_.push_back(node->devices[0]);  // if another is before it there, that one will lead here
 }
 
 void LaunchQueue::RenewCandidates(const Program& program) {
@@ -533,8 +534,11 @@ bool LaunchQueue::Advance(TimeNs now) {
     const bool first_everywhere = std::all_of(node.devices.begin(), node.devices.end(),
                                               [&](uint32_t d) { return in_order_[d].front() == oldest; });
     if (!first_everywhere) continue;  // the one before it will lead here again
+    SlabHandle next;                  // mostly the same on all devices: looked at once
     for (uint32_t d : node.devices) {
       in_order_[d].pop_front();
+      if (in_order_[d].empty() || in_order_[d].front() == next) continue;
+      next = in_order_[d].front();
       look_at_.push_back(d);
     }
     End(node);

@@ -36,7 +36,8 @@ MemoryAdmission::Answer MemoryAdmission::Ask(PoolId id, Key key, Waiter who, int
     Take(pool, bytes);
     return Answer::kReserved;
   }
-  auto it = pool.waiting.emplace(key, Request{who, bytes}).first;
+  auto [it, added] = pool.waiting.emplace(key, Request{who, bytes});
+  waiting_ += added ? 1 : 0;
   if (it == pool.waiting.begin()) MarkDirty(Index(id));
   return Answer::kWaits;
 }
@@ -47,6 +48,7 @@ void MemoryAdmission::Withdraw(PoolId id, Key key) {
   if (it == pool.waiting.end()) return;
   const bool was_head = it == pool.waiting.begin();
   pool.waiting.erase(it);
+  --waiting_;
   if (was_head) MarkDirty(Index(id));
 }
 
@@ -75,6 +77,7 @@ std::optional<MemoryAdmission::Granted> MemoryAdmission::NextGranted() {
       const Waiter who = head->second.who;
       Take(pool, head->second.bytes);
       pool.waiting.erase(head);
+      --waiting_;
       return Granted{IdOf(dirty_.back()), who};  // still dirty: the next may fit too
     }
     pool.dirty = false;
@@ -91,10 +94,6 @@ std::vector<MemoryAdmission::Blocked> MemoryAdmission::BlockedHeads() const {
     heads.push_back(Blocked{IdOf(i), key, request.who, request.bytes});
   }
   return heads;
-}
-
-bool MemoryAdmission::AnyWaiting() const {
-  return std::any_of(pools_.begin(), pools_.end(), [](const Pool& pool) { return !pool.waiting.empty(); });
 }
 
 std::optional<MemoryAdmission::Key> MemoryAdmission::Head(PoolId id) const {

@@ -64,7 +64,7 @@ class MemoryAdmission {
   // Reserves for the next request that fits and is its pool's oldest.
   std::optional<Granted> NextGranted();
   std::vector<Blocked> BlockedHeads() const;
-  bool AnyWaiting() const;
+  bool AnyWaiting() const { return waiting_ > 0; }
   std::optional<Key> Head(PoolId pool) const;
 
   Figures figures(PoolId pool) const;
@@ -89,6 +89,7 @@ class MemoryAdmission {
   const uint32_t devices_;
   std::vector<Pool> pools_;
   std::vector<size_t> dirty_;
+  size_t waiting_ = 0;  // requests, in all pools
 };
 
 }  // namespace landbridge
