@@ -11,8 +11,11 @@ A shard that the source has already where it is wanted is shared, as on plain JA
 A donated source is really given up, which stock JAX does only for some of these moves.
 """
 import inspect
+import logging
 
 from landbridge import patches, questions
+
+logger = logging.getLogger(__name__)
 
 NAME = "device_put"
 
@@ -23,6 +26,7 @@ _REORDER_PARAMETERS = ["x", "target_sharding", "copy"]
 def check():
     from jax._src import array, dispatch
     from jax._src.interpreters import pxla
+    from jax._src.lib import guard_lib
 
     if reason := patches.unknown_release("device_put to another partitioning goes through the client"):
         return reason
@@ -36,13 +40,29 @@ def check():
         if found != parameters:
             return f"{what} takes {found}"
     for owner, name in ((array, "_sharding_indices_and_eq"), (dispatch, "update_dp_aval"),
-                        (pxla, "global_aval_to_result_handler")):
+                        (pxla, "global_aval_to_result_handler"), (guard_lib, "thread_local_state"),
+                        (guard_lib, "global_state")):
         if not hasattr(owner, name):
             return f"{owner.__name__} has no {name}"
     from jaxlib import _pathways
     if not hasattr(_pathways, "_transfer_to_shardings"):
         return "jaxlib._pathways has no _transfer_to_shardings"
     return None
+
+
+def check_guard(x, sharding):
+    """jax.transfer_guard, as stock JAX applies it to a move between devices."""
+    import jax
+    from jax._src.lib import guard_lib
+    state, levels = guard_lib.thread_local_state(), guard_lib.TransferGuardLevel
+    level = state.device_to_device if state.device_to_device is not None else guard_lib.global_state().device_to_device
+    if level is None or level == levels.ALLOW:
+        return
+    told = f"device-to-device transfer: aval={x.aval!r}, dst_sharding={sharding}"
+    if level == levels.DISALLOW_EXPLICIT or (level == levels.DISALLOW and not state.explicit_device_put):
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: Disallowed {told}")
+    if level == levels.LOG_EXPLICIT or (level == levels.LOG and not state.explicit_device_put):
+        logger.warning(told)
 
 
 def is_ours(sharding):
@@ -114,6 +134,8 @@ def install():
                 if not others:
                     continue
                 targets[i] = replicated(others, sharding.memory_kind)
+            if len(x.sharding._internal_device_list) == 1:  # stock JAX gets others by ways that it does not guard
+                check_guard(x, sharding)
             # Of one request all arrays are on the same devices.
             key = (x.sharding._internal_device_list, x.sharding.memory_kind, semantics == donate_input)
             groups.setdefault(key, []).append(i)
