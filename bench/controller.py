@@ -6,6 +6,7 @@
 One JSON line per result. `cpu_us_per_op` is the CPU time of all processes, `load` what else ran on the machine at the time.
   dispatch   calls whose launches end at once (simulated workers, one process each): OpByOp, Sync, SyncLoop, Chained, Fused;
              1, 2, 4 workers of 1, 8, 64 devices
+  spin       one worker that polls, as the driver does, for 200 us after each event: call and wait, simulated and CPU plugin
   plugin     the same on real workers with the CPU plugin, every sum checked; 1 and 2 workers of 1 device; one launch over both
   masking    steps of virtual duration t on 4 worker processes, the next one's argument the last one's result: the smallest t
              with 95 % (t95) and 50 % (METG) of the ideal rate. Simulated workers of 1 and 8 devices, and real ones with virtual
@@ -29,13 +30,13 @@ from local_cluster import ROOT, add_only, chosen, plain_env
 
 BIN = ROOT / "build" / "release" / "bin"
 PATIENT = ("--lease_ms=20000", "--heartbeat_ms=1000")  # a machine of two cores is late now and then
-FIGURES = ("dispatch", "plugin", "masking", "scale")
+FIGURES = ("dispatch", "spin", "plugin", "masking", "scale")
 
 
 class Workers:
     """A resource manager and worker processes without a proxy: slices of one worker. `simulated`: workers per process."""
 
-    def __init__(self, processes, devices, simulated=0, launch_us=0, more=()):
+    def __init__(self, processes, devices, simulated=0, launch_us=0, spin_us=0, more=()):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lb-bench-"))
         self.processes = []
         # The servers look for the plugin's package in the python3 on PATH.
@@ -53,6 +54,7 @@ class Workers:
             time.sleep(0.02)
         self.address = port_file.read_text().strip()
         join = f"--resource_manager_address={self.address}"
+        more = (*more, f"--spin_us={spin_us}") if spin_us else more
         for number in range(processes):
             if simulated:
                 self.start(BIN / "landbridge-simulated-workers", join, f"--workers={simulated}",
@@ -100,10 +102,15 @@ def dispatch(options):
             with workers(count, devices, simulated=1) as cluster:
                 for result in cluster.drive(f"--rounds={options.rounds}", f"--time_ms={options.time_ms}"):
                     show({"figure": "dispatch", **result})
-    with workers(1, 1, simulated=1) as cluster:
-        for result in cluster.drive(f"--rounds={options.rounds}", f"--time_ms={options.time_ms}", "--spin_us=200",
-                                    "--modes=OpByOp,Sync,SyncLoop"):
-            show({"figure": "dispatch", **result})
+
+
+def spin(options):
+    for workers_spin_us in (0, 200):
+        for simulated in (1, 0):
+            with workers(1, 1, simulated=simulated, spin_us=workers_spin_us) as cluster:
+                for result in cluster.drive(f"--rounds={options.rounds}", f"--time_ms={options.time_ms}", "--spin_us=200",
+                                            "--modes=OpByOp,Sync,SyncLoop", *([] if simulated else ["--compiled"])):
+                    show({"figure": "spin", "workers_spin_us": workers_spin_us, **result})
 
 
 def plugin(options):

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+#include "bin/spin_flag.h"
+
 namespace landbridge {
 namespace {
 
@@ -74,6 +77,14 @@ TEST(FlagsTest, EditDistance) {
   EXPECT_EQ(EditDistance("abc", "acb"), 1);
   EXPECT_EQ(EditDistance("", "abc"), 3);
   EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
+}
+
+TEST(SpinFlagTest, IsWithinASecond) {
+  EXPECT_EQ(*SpinOf(0), 0);
+  EXPECT_EQ(*SpinOf(200), 200 * kMicrosecond);
+  for (int64_t wrong : {int64_t{-1}, int64_t{1'000'001}}) {
+    EXPECT_THAT(std::string(SpinOf(wrong).status().message()), HasSubstr(absl::StrCat("--spin_us=", wrong)));
+  }
 }
 
 }  // namespace

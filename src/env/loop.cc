@@ -221,8 +221,12 @@ void Loop::Run() {
       while (!stopped && Now() < until) {
         const uint64_t before = events_;
         uv_run(uv_.get(), UV_RUN_NOWAIT);
-        if (events_ != before) until = Now() + spin_;
         stopped = TakeStop();
+        if (events_ != before) {
+          until = Now() + spin_;
+        } else {
+          std::this_thread::yield();  // whoever makes the next event may wait for this very core
+        }
       }
       if (stopped) break;
     }
