@@ -25,6 +25,12 @@ std::string Output(const char* command) {
 
 }  // namespace
 
+std::vector<std::string> PluginOptions(const std::vector<std::string>& whole) {
+  std::vector<std::string> options;
+  for (const std::string& flag : whole) options.push_back(flag.substr(flag.find('=') + 1));
+  return options;
+}
+
 absl::StatusOr<std::string> FindPlugin(const std::string& flag) {
   if (!flag.empty()) return flag;
   absl::StatusOr<std::string> found = pjrt::DefaultCpuPluginPath();

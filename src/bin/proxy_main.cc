@@ -17,7 +17,9 @@
 #include "bin/spin_flag.h"
 #include "cluster/grant.h"
 #include "env/connection.h"
+#include "env/file.h"
 #include "env/process_tuning.h"
+#include "pjrt/client_options.h"
 #include "proxy/proxy_process.h"
 
 namespace landbridge {
@@ -29,6 +31,7 @@ constexpr const char* kUsage =
     "the workers: they find each other. When clients may come it logs \"IFRT proxy server started with status OK\".";
 
 constexpr int64_t kActivationBudgetDefault = 4;
+constexpr size_t kCompileTargetBytesMax = 64 << 10;  // travels on a command line
 
 absl::Status SetScheduling(const std::string& policy, int64_t activation_budget, const std::string& dispatch,
                            ProxyOptions* options) {
@@ -66,7 +69,8 @@ int Main(int argc, char** argv) {
           activation_budget = kActivationBudgetDefault;
   std::string policy = "client_order", dispatch = "parallel", scratch, compile_cache;
   bool insecure_network = false, test_faults = false;
-  std::vector<std::string> xla_flags;
+  std::vector<std::string> xla_flags, plugin_options;
+  std::string compile_topology, compile_target;
   const char* shared = std::getenv("IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
   if (shared == nullptr) shared = std::getenv("IFRT_PROXY_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY");
   if (shared != nullptr) options.shared_directory = shared;
@@ -80,6 +84,13 @@ int Main(int argc, char** argv) {
   flags.Add("pjrt_plugin", &plugin,
             "PJRT plugin for the compiler processes. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of the python3 "
             "on PATH.");
+  flags.Add(
+      "compile_topology", &compile_topology,
+      "What to compile for on a machine without devices: a topology's name as the plugin knows it (TPU: v6e:4x4).");
+  flags.Add(
+      "compile_target", &compile_target,
+      "CUDA: a file with the GPU to compile for on a machine without one, as XLA writes it (GpuTargetConfigProto).");
+  flags.AddPrefix(kPluginOptionPrefix, &plugin_options, absl::StrCat("Compiler processes: ", kPluginOptionHelp));
   flags.Add(
       "ffi_library", &ffi_library,
       "Libraries with custom-call handlers for jax.ffi, as given to the workers: PATH[:TARGET=SYMBOL]...[,PATH...].");
@@ -157,6 +168,18 @@ int Main(int argc, char** argv) {
   plugin = *found;
   options.cluster_secret = TakeClusterSecret();
   options.compile.plugin_path = plugin;
+  if (auto parsed = pjrt::ParsePluginOptions(PluginOptions(plugin_options)); !parsed.ok()) {
+    return fail(std::string(parsed.status().message()));
+  }
+  options.compile.plugin_flags = plugin_options;
+  if (!compile_topology.empty()) {
+    options.compile.plugin_flags.push_back(absl::StrCat("--compile_topology=", compile_topology));
+  }
+  if (!compile_target.empty()) {
+    absl::StatusOr<std::string> text = ReadFile(compile_target, kCompileTargetBytesMax);
+    if (!text.ok()) return fail(absl::StrCat("--compile_target=", compile_target, ": ", text.status().message()));
+    options.compile.plugin_flags.push_back(absl::StrCat("--compile_target=", *text));
+  }
   absl::StatusOr<std::string> libraries = AbsoluteFfiLibraries(ffi_library);
   if (!libraries.ok()) return fail(std::string(libraries.status().message()));
   options.compile.ffi_libraries = *std::move(libraries);

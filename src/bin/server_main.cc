@@ -22,6 +22,7 @@
 #include "env/connection.h"
 #include "env/file.h"
 #include "env/process_tuning.h"
+#include "pjrt/client_options.h"
 #include "pjrt/plugin.h"
 #include "resource_manager/server.h"
 #include "worker/shell/worker_process.h"
@@ -56,7 +57,7 @@ struct ServerFlags {
   std::string plugin, worker_name, ffi_library, python;
   int64_t devices = 0, device_memory_limit = 0, drain_grace_ms = 30'000, slice_hint = -1;
   bool unsafe_unordered_launches = false;
-  std::vector<std::string> xla_flags;
+  std::vector<std::string> xla_flags, plugin_options;
 };
 
 void Declare(Flags* flags, ServerFlags* f) {
@@ -75,7 +76,7 @@ void Declare(Flags* flags, ServerFlags* f) {
   flags->Add("heartbeat_ms", &f->heartbeat_ms, "Pause between heartbeats. 0: 250.");
   AddSpinFlag(flags, &f->spin_us);
   flags->Add("instance_type", &f->instance_type,
-             "Resource manager: a slice, TYPE:DEVICES or TYPE:WORKERSxDEVICES, e.g. cpu:4, cpu:2x4, tpuv6e:4x4.");
+             "Resource manager: a slice, TYPE:DEVICES or TYPE:WORKERSxDEVICES, e.g. cpu:4, cuda:2x8, tpuv6e:4x4.");
   flags->Add("instance_count", &f->instance_count, "Resource manager: number of slices.");
   flags->Add("pjrt_plugin", &f->plugin,
              "Worker: the PJRT plugin. Empty: $LANDBRIDGE_PJRT_PLUGIN, or the CPU plugin of the python3 on PATH.");
@@ -87,9 +88,12 @@ void Declare(Flags* flags, ServerFlags* f) {
       "python", &f->python,
       "Worker: the Python whose jaxlib has the handlers of linear algebra; started at the first program that needs "
       "them. Empty: $LANDBRIDGE_PYTHON, the plugin's environment, $VIRTUAL_ENV, python3 on PATH.");
-  flags->Add("devices", &f->devices, "Worker: number of CPU devices. 0: what the resource manager wants, else 4.");
-  flags->Add("device_memory_limit", &f->device_memory_limit,
-             "Worker: bytes of each device. 0: 80 % of the host's memory, divided by the devices.");
+  flags->Add(
+      "devices", &f->devices,
+      "Worker: number of CPU devices. 0: what the resource manager wants, else 4. Leave it out on other platforms.");
+  flags->Add(
+      "device_memory_limit", &f->device_memory_limit,
+      "Worker: bytes of each device. 0: what the plugin says, or 80 % of the host's memory, divided by the devices.");
   flags->Add("worker_name", &f->worker_name,
              "Worker: a name that stays when it is started again, so that the new life takes the old one's place. "
              "Empty: host and port.");
@@ -111,30 +115,43 @@ void Declare(Flags* flags, ServerFlags* f) {
         "megascale_grpc_enable_xor_tracer", "megascale_transport_type", "megascale_debug_port"}) {
     flags->AddIgnored(name, "the data plane is Landbridge's own");
   }
+  flags->AddPrefix(kPluginOptionPrefix, &f->plugin_options, absl::StrCat("Worker: ", kPluginOptionHelp));
   flags->AddPrefix("xla_", &f->xla_flags, "Worker: added to XLA_FLAGS before the plugin is loaded.");
 }
 
+// The shape of a slice.
+struct SliceShape {
+  int workers = 1;
+  int devices_per_worker = kDevicesDefault;
+};
+
 // What a resource manager answers, or why whoever is there is none.
-absl::StatusOr<int> DeviceCountOf(const std::string& resource_manager) {
+absl::StatusOr<SliceShape> ShapeOf(const std::string& resource_manager) {
   auto answer = AskAdmin(resource_manager, {{"what", "status"}}, kAskTimeout);
   if (!answer.ok()) return answer.status();
   if (!answer->is_object() || answer->value("role", "") != "resource_manager") {
     return absl::UnavailableError("another process of Landbridge listens there, no resource manager");
   }
-  const int64_t count = answer->value("devices_per_worker", int64_t{0});
-  return count > 0 ? static_cast<int>(count) : kDevicesDefault;
+  SliceShape shape;
+  if (const int64_t count = answer->value("devices_per_worker", int64_t{0}); count > 0) {
+    shape.devices_per_worker = static_cast<int>(count);
+  }
+  if (const int64_t count = answer->value("workers_per_slice", int64_t{0}); count > 0) {
+    shape.workers = static_cast<int>(count);
+  }
+  return shape;
 }
 
 // Asks the resource manager, for as long as it takes.
-int AskDeviceCount(const std::string& resource_manager) {
+SliceShape AskShape(const std::string& resource_manager) {
   Clock& clock = MonotonicClock();
   for (TimeNs said = 0;; ::usleep(static_cast<useconds_t>(kAskPause / kMicrosecond))) {
-    absl::StatusOr<int> count = DeviceCountOf(resource_manager);
-    if (count.ok()) return *count;
+    absl::StatusOr<SliceShape> shape = ShapeOf(resource_manager);
+    if (shape.ok()) return *shape;
     if (said != 0 && clock.Now() - said < kAskSayEvery) continue;
     said = clock.Now();
-    LogInfo("waiting for the resource manager at ", resource_manager, " to say how many devices a worker has (",
-            count.status().message(), ")");
+    LogInfo("waiting for the resource manager at ", resource_manager, " to say what a slice is made of (",
+            shape.status().message(), ")");
   }
 }
 
@@ -158,6 +175,12 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options, DurationNs spin) 
     return 1;
   }
   options.plugin_path = *plugin;
+  auto plugin_options = pjrt::ParsePluginOptions(PluginOptions(flags.plugin_options));
+  if (!plugin_options.ok()) {
+    LogError(plugin_options.status().message());
+    return kExitUsage;
+  }
+  options.plugin_options = *std::move(plugin_options);
   auto libraries = ParseFfiLibraries(flags.ffi_library);
   if (!libraries.ok()) {
     LogError(libraries.status().message());
@@ -165,8 +188,9 @@ int RunWorker(const ServerFlags& flags, WorkerOptions options, DurationNs spin) 
   }
   options.custom_calls.libraries = *std::move(libraries);
   options.custom_calls.python = flags.python;
-  options.devices =
-      static_cast<int>(flags.devices > 0 ? flags.devices : AskDeviceCount(flags.resource_manager_address));
+  const SliceShape shape = flags.devices > 0 ? SliceShape() : AskShape(flags.resource_manager_address);
+  options.devices = flags.devices > 0 ? static_cast<int>(flags.devices) : shape.devices_per_worker;
+  options.workers_per_slice = shape.workers;
   const char* inherited = std::getenv("XLA_FLAGS");
   std::string xla_flags = absl::StrCat(inherited == nullptr ? "" : inherited, " ", absl::StrJoin(flags.xla_flags, " "));
   // As in plain JAX: large kernels use all cores, whatever their device.

@@ -30,7 +30,7 @@ constexpr const char* kUsage =
     "or `landbridge up --simulated --slices 512 --devices-per-worker 8`.";
 
 struct SimulatedFlags {
-  std::string resource_manager_address, port_file;
+  std::string resource_manager_address, port_file, platform = "cpu";
   int64_t workers = 1, first_worker = 0, devices = 4, launch_us = 0, device_memory_limit = int64_t{16} << 30,
           lease_ms = 0, heartbeat_ms = 0, spin_us = 0;
 };
@@ -41,6 +41,7 @@ void Declare(Flags* flags, SimulatedFlags* f) {
   flags->Add("first_worker", &f->first_worker,
              "Number of the first one: workers of several processes in one cluster must have different ones.");
   flags->Add("devices", &f->devices, "Devices of each.");
+  flags->Add("platform", &f->platform, "What they say that these are: cpu, cuda, tpu.");
   flags->Add("launch_us", &f->launch_us, "How long every launch takes on its devices, in microseconds.");
   flags->Add("device_memory_limit", &f->device_memory_limit, "Bytes of each device; nothing is allocated.");
   flags->Add("port_file", &f->port_file, "Write host:port there, for questions, when all workers listen.");
@@ -69,6 +70,7 @@ int Main(int argc, char** argv) {
   SimulatedHostOptions options;
   options.worker.resource_manager_address = values.resource_manager_address;
   options.worker.device_memory_limit = values.device_memory_limit;
+  options.worker.platform = values.platform;
   if (values.lease_ms > 0) options.worker.times.lease = values.lease_ms * kMillisecond;
   if (values.heartbeat_ms > 0) options.worker.times.heartbeat = values.heartbeat_ms * kMillisecond;
   if (absl::Status status = options.worker.times.Validate(); !status.ok()) return fail(status.message());

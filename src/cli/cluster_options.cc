@@ -36,8 +36,8 @@ void AppendFfiLibrary(std::vector<std::string>& argv, const ClusterOptions& opti
 }
 
 std::string InstanceType(const ClusterOptions& options) {
-  if (options.workers_per_slice == 1) return absl::StrCat("cpu:", options.devices_per_worker);
-  return absl::StrCat("cpu:", options.workers_per_slice, "x", options.devices_per_worker);
+  if (options.workers_per_slice == 1) return absl::StrCat(options.platform, ":", options.devices_per_worker);
+  return absl::StrCat(options.platform, ":", options.workers_per_slice, "x", options.devices_per_worker);
 }
 
 }  // namespace
@@ -99,6 +99,7 @@ ServerSpec SimulatedWorkersSpec(const ClusterOptions& options, const std::string
   Append(spec.argv,
          {absl::StrCat("--resource_manager_address=", resource_manager), absl::StrCat("--workers=", options.workers()),
           absl::StrCat("--devices=", options.devices_per_worker), absl::StrCat("--port_file=", spec.port_path)});
+  if (options.platform != "cpu") spec.argv.push_back(absl::StrCat("--platform=", options.platform));
   Append(spec.argv, options.worker_flags);
   return spec;
 }

@@ -22,6 +22,7 @@ struct ClusterOptions {
   int slices = 1;
   int workers_per_slice = 1;
   int devices_per_worker = 4;
+  std::string platform = "cpu";   // of the slices' type: cpu, cuda
   int proxy_port = 0;             // 0: any free port
   std::string listen_address;     // empty: the servers' own default, loopback
   bool insecure_network = false;  // the servers refuse to listen beyond loopback without it

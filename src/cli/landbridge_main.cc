@@ -22,7 +22,10 @@ void AddClusterOptions(CLI::App* app, ClusterOptions* options) {
   app->add_option("--workers-per-slice", options->workers_per_slice, "Worker processes of each slice")
       ->capture_default_str()
       ->group(shape);
-  app->add_option("--devices-per-worker", options->devices_per_worker, "CPU devices of each worker")
+  app->add_option("--devices-per-worker", options->devices_per_worker, "Devices of each worker")
+      ->capture_default_str()
+      ->group(shape);
+  app->add_option("--platform", options->platform, "Platform of the devices: cpu, cuda (docs/accelerators.md)")
       ->capture_default_str()
       ->group(shape);
   const std::string servers = "Servers";

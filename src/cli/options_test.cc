@@ -43,6 +43,8 @@ TEST(ClusterOptions, ServersAreStartedWithPathwaysFlags) {
   EXPECT_EQ(worker.argv.back(), "--extra=1");
   options.workers_per_slice = 2;
   EXPECT_THAT(ResourceManagerSpec(options, "/bin", "/s").argv, Contains("--instance_type=cpu:2x8"));
+  options.platform = "cuda";
+  EXPECT_THAT(ResourceManagerSpec(options, "/bin", "/s").argv, Contains("--instance_type=cuda:2x8"));
   options.proxy_port = 29000;
   EXPECT_THAT(ProxySpec(options, "/bin", "/s", "h:1").argv, Contains("--server_port=29000"));
 }

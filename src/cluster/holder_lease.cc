@@ -189,8 +189,13 @@ void HolderLease::OnUpdate(const HolderUpdate& update, TimeNs now) {
                     fits(update.workers_per_slice()) && fits(update.devices_per_worker()) &&
                     fits(int64_t{update.slice_count()} * update.workers_per_slice() * update.devices_per_worker());
   if (sane) {
-    const Fleet fleet{update.slice_type(), update.slice_count(), update.workers_per_slice(),
-                      update.devices_per_worker()};
+    const Fleet fleet{update.slice_type(),
+                      update.slice_count(),
+                      update.workers_per_slice(),
+                      update.devices_per_worker(),
+                      update.platform().empty() ? "cpu" : update.platform(),
+                      update.device_kind(),
+                      {update.memory_kinds().begin(), update.memory_kinds().end()}};
     if (fleet_ != fleet) {
       fleet_ = fleet;
       sink_->FleetKnown(fleet);

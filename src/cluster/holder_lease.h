@@ -25,6 +25,10 @@ struct Fleet {
   int slice_count = 0;
   int workers_per_slice = 0;
   int devices_per_worker = 0;
+  std::string platform = "cpu";
+  // As the workers report them. Empty while no worker has.
+  std::string device_kind;
+  std::vector<std::string> memory_kinds;
   friend bool operator==(const Fleet&, const Fleet&) = default;
 };
 

@@ -16,7 +16,9 @@ class WorkerAgent::Impl : public WorkerLeaseSink {
         pending_(loop),
         core_(options.incarnation, WithVersion(options.info), options.times, this),
         link_(loop, options.rm_address, LinkHandlers()),
-        times_(options.times) {}
+        times_(options.times) {
+    if (options.forming) core_.SetForming();
+  }
   ~Impl() override { loop_->Cancel(tick_); }
 
   void Start() {
@@ -45,6 +47,10 @@ class WorkerAgent::Impl : public WorkerLeaseSink {
   void Placed(PhysicalSliceId slice, int index) override {
     LogInfo("this is worker ", index, " of slice ", slice.value());
     if (callbacks_.on_placed) pending_.Add([this, slice, index] { callbacks_.on_placed(slice, index); });
+  }
+
+  void FormationKnown(const std::vector<FormationMember>& members) override {
+    if (callbacks_.on_formation) pending_.Add([this, members] { callbacks_.on_formation(members); });
   }
 
   static WorkerInfo WithVersion(WorkerInfo info) {
@@ -106,6 +112,10 @@ bool WorkerAgent::Holds(const Grant& grant) {
 }
 void WorkerAgent::OldWorkEnded(PhysicalSliceId slice) {
   impl_->core_.OnOldWorkEnded(slice, impl_->loop_->Now());
+  impl_->pending_.RunLater();
+}
+void WorkerAgent::Formed(WorkerInfo info) {
+  impl_->core_.OnFormed(std::move(info), impl_->loop_->Now());
   impl_->pending_.RunLater();
 }
 void WorkerAgent::Drain(const std::string& reason) {

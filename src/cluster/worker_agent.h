@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cluster/rm_link.h"
@@ -21,12 +22,14 @@ class WorkerAgent {
     std::function<void(const Grant&, const absl::Status& why)> on_fence;  // then call OldWorkEnded(slice)
     std::function<void(const std::string& why)> on_restart;               // exit the process soon
     std::function<void(PhysicalSliceId slice, int index)> on_placed;      // optional
+    std::function<void(std::vector<FormationMember>)> on_formation;       // optional; see WorkerLeaseSink
   };
   struct Options {
     std::string rm_address;
     Incarnation incarnation;
     WorkerInfo info;  // version is filled in
     LeaseTimes times;
+    bool forming = false;  // WorkerLease::SetForming
   };
 
   WorkerAgent(Loop* loop, Options options, Callbacks callbacks);
@@ -41,6 +44,7 @@ class WorkerAgent {
   bool OnHolderHeartbeat(const Grant& grant, int64_t echo_ns);
   bool Holds(const Grant& grant);
   void OldWorkEnded(PhysicalSliceId slice);
+  void Formed(WorkerInfo info);
   void Drain(const std::string& reason);
   void Leave();  // the last report; then give the loop one turn to send it
 

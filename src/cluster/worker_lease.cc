@@ -114,6 +114,7 @@ void WorkerLease::OnUpdate(const MemberUpdate& update, TimeNs now) {
     placed_ = false;
     dirty_ = true;
   }
+  TakeFormation(update);
   for (const MemberOffer& offer : update.offers()) {
     if (!draining_.empty() || leaving_ || restart_asked_) break;  // takes no new grant
     Grant grant = Grant::FromProto(offer.grant());
@@ -242,6 +243,28 @@ void WorkerLease::ReportIfDirty(TimeNs now) {
   if (dirty_ && !leaving_) Report(now);
 }
 
+// What is not whole says nothing: a resource manager that has just started does not know all members yet.
+void WorkerLease::TakeFormation(const MemberUpdate& update) {
+  if (update.formation_size() == 0) return;
+  const auto same = [](const FormationMember& a, const FormationMember& b) {
+    return a.incarnation() == b.incarnation();
+  };
+  if (std::equal(formation_.begin(), formation_.end(), update.formation().begin(), update.formation().end(), same))
+    return;
+  formation_.assign(update.formation().begin(), update.formation().end());
+  sink_->FormationKnown(formation_);
+}
+
+void WorkerLease::OnFormed(WorkerInfo info, TimeNs now) {
+  Observe(now);
+  info.set_version(info_.version());
+  info_ = std::move(info);
+  forming_ = false;
+  rm_knows_info_ = false;  // it is told again
+  dirty_ = true;
+  ReportIfDirty(now);
+}
+
 void WorkerLease::Report(TimeNs now) {
   if (!rm_connected_) return;
   dirty_ = false;
@@ -256,6 +279,7 @@ void WorkerLease::Report(TimeNs now) {
   report.set_index(index_);
   report.set_draining(draining_);
   report.set_leaving(leaving_);
+  report.set_forming(forming_);
   for (const auto& [slice, state] : slices_) {
     if (!state.held.has_value()) {
       RevokedUpTo* ended = report.add_ended();

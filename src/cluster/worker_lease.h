@@ -36,6 +36,8 @@ class WorkerLeaseSink {
   // The RM does not take this worker (version, devices, ...). It may after a change of the RM: stay connected.
   virtual void Refused(const std::string& why) = 0;
   virtual void Placed(PhysicalSliceId slice, int index) = 0;
+  // All members of its slice, when all are there, and again when they are others. For workers that make their clients together.
+  virtual void FormationKnown(const std::vector<FormationMember>& members) { (void)members; }
 };
 
 // Thread-safety: one thread.
@@ -59,6 +61,9 @@ class WorkerLease {
   void OnOldWorkEnded(PhysicalSliceId slice, TimeNs now);
 
   // --- This process.
+  // Before the first event: the devices are not there yet, so no grant can be taken. Until OnFormed, with what is known then.
+  void SetForming() { forming_ = true; }
+  void OnFormed(WorkerInfo info, TimeNs now);
   void OnDrain(const std::string& reason, TimeNs now);  // no new grants; the holder is told through the RM
   void OnLeaving(TimeNs now);                           // last report
   void OnTick(TimeNs now);
@@ -103,11 +108,12 @@ class WorkerLease {
   void Observe(TimeNs now);  // first thing in every event: pauses, expiry
   void FenceSlice(SliceState& state, const absl::Status& why, TimeNs now);
   void TryActivate(SliceState& state, TimeNs now);
+  void TakeFormation(const MemberUpdate& update);
   void Report(TimeNs now);
   void ReportIfDirty(TimeNs now);
 
   const Incarnation self_;
-  const WorkerInfo info_;
+  WorkerInfo info_;
   const LeaseTimes times_;
   WorkerLeaseSink* const sink_;
 
@@ -119,6 +125,8 @@ class WorkerLease {
   bool placed_ = false;
   PhysicalSliceId slice_;
   int index_ = 0;
+  bool forming_ = false;
+  std::vector<FormationMember> formation_;  // as last told
   std::string draining_;
   std::string refused_;
   bool leaving_ = false;

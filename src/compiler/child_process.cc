@@ -78,6 +78,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ChildProcessOptions& opti
   std::vector<std::string> arguments = {options.binary, absl::StrCat("--pjrt_plugin=", options.plugin_path),
                                         absl::StrCat("--parent_pid=", ::getpid()),
                                         absl::StrCat("--memory_limit_bytes=", options.memory_limit_bytes)};
+  arguments.insert(arguments.end(), options.plugin_flags.begin(), options.plugin_flags.end());
   if (!options.ffi_libraries.empty()) arguments.push_back(absl::StrCat("--ffi_library=", options.ffi_libraries));
   if (options.enable_test_faults) arguments.push_back("--enable_test_faults");
   std::vector<std::string> environment = MergeEnvironment(options.environment);

@@ -18,6 +18,7 @@ namespace landbridge {
 struct ChildProcessOptions {
   std::string binary;
   std::string plugin_path;
+  std::vector<std::string> plugin_flags;  // as landbridge-compiler takes them: --plugin_option, --compile_topology, ...
   std::string ffi_libraries;
   std::string log_path;  // empty: our standard error
   int64_t memory_limit_bytes = 0;

@@ -242,6 +242,7 @@ class CompileService::Impl {
     key.set_cpu_model(host.cpu_model);
     key.set_cpu_features(host.cpu_features);
     for (const std::string& entry : options_.environment) key.add_environment(entry);
+    for (const std::string& flag : options_.plugin_flags) key.add_environment(flag);
     const char* flags = std::getenv("XLA_FLAGS");
     key.set_xla_flags(flags == nullptr ? "" : flags);
     key.set_envelope_format_version(kEnvelopeFormatVersion);
@@ -371,6 +372,7 @@ class CompileService::Impl {
     ChildProcessOptions options;
     options.binary = options_.compiler_binary;
     options.plugin_path = options_.plugin_path;
+    options.plugin_flags = options_.plugin_flags;
     options.ffi_libraries = options_.ffi_libraries;
     options.log_path = LogPath(index);
     options.memory_limit_bytes = options_.memory_limit_bytes;

@@ -48,6 +48,9 @@ struct ReturnedProgram {
 struct CompileServiceOptions {
   std::string compiler_binary;  // empty: landbridge-compiler beside this process's own executable
   std::string plugin_path;
+  // Of plugins other than the CPU's: "--plugin_option=NAME=VALUE", "--compile_topology=NAME", "--compile_target=TEXT"
+  // (compile_devices.h: CompileTarget).
+  std::vector<std::string> plugin_flags;
   // --ffi_library (custom_calls/ffi_library.h): custom-call targets of users; the workers need the same.
   std::string ffi_libraries;
   int child_count = 2;  // compiles at one time

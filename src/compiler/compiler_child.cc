@@ -45,7 +45,6 @@ namespace landbridge {
 namespace {
 
 constexpr uint32_t kProtocolVersion = 1;
-constexpr int kFirstDeviceCount = 8;
 
 constexpr char kWarmUpProgram[] =
     "module @warm_up { func.func public @main(%x: tensor<f32>) -> tensor<f32> { "
@@ -80,11 +79,15 @@ class Child {
     // Threads of the plugin: its default asks the machine's core count, not this container's.
     ::setenv("PJRT_NPROC", absl::StrCat(std::max(2u, std::thread::hardware_concurrency())).c_str(), 0);
     LB_ASSIGN_OR_RETURN(plugin_, pjrt::Plugin::Load(options_.plugin_path));
-    LB_RETURN_IF_ERROR(EnsureDevices(kFirstDeviceCount));
-    LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckHostCalls(*client_));
-    LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckVirtualCompute(*client_));
+    devices_ = std::make_unique<CompileDevices>(plugin_, options_.target);
+    LB_RETURN_IF_ERROR(devices_->Start());
+    if (traits().host_handlers) {
+      LB_ASSIGN_OR_RETURN(pjrt::Client * client, devices_->ClientOf(1));
+      LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckHostCalls(*client));
+      LB_RETURN_IF_ERROR(pjrt::RegisterAndCheckVirtualCompute(*client));
+    }
     LB_ASSIGN_OR_RETURN(const std::vector<FfiLibrarySpec> libraries, ParseFfiLibraries(options_.ffi_libraries));
-    LB_ASSIGN_OR_RETURN(targets_, CompilerTargets::Register(*client_, libraries));
+    LB_ASSIGN_OR_RETURN(targets_, CompilerTargets::Register(*plugin_, libraries));
     return absl::OkStatus();
   }
 
@@ -92,7 +95,7 @@ class Child {
     CompilerGreeting greeting;
     greeting.set_protocol_version(kProtocolVersion);
     greeting.set_plugin_sha256(plugin_->sha256());
-    greeting.set_platform(client_->platform_name());
+    greeting.set_platform(traits().platform);
     return greeting;
   }
 
@@ -122,15 +125,20 @@ class Child {
     if (!call.envelope().empty()) return ReadOptimised(call, reply);
     if (call.only_shardings()) return ReadShardings(call, reply);
     LB_RETURN_IF_ERROR(CheckCallsOfTheClient(call.program()));
+    if (!traits().host_handlers) LB_RETURN_IF_ERROR(CheckHostHandlers(call.program(), traits().platform));
     LB_ASSIGN_OR_RETURN(NormalizedOptions options, NormalizeOptions(call.compile_options()));
-    LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
-    const bool split = call.split() && options.num_devices() > 1;
-    LB_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                        CompileWhole(call.program(), options, split));
+    over_processes_ = call.split() && options.num_devices() > 1;
+    const bool native = over_processes_ && !traits().host_handlers;
+    const bool split = over_processes_ && !native;
+    LB_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::Executable> executable, CompileWhole(call.program(), options, split));
     LB_ASSIGN_OR_RETURN(ExecutableInfo info, DescribeExecutable(*executable, options));
     ExecutableBody body;
     if (split) {
       LB_RETURN_IF_ERROR(Split(executable, options, info, *body.mutable_collectives()));
+    }
+    if (native) {
+      info.set_split(true);
+      info.set_native(true);
     }
     auto serialized = executable->Serialize();
     if (!serialized.ok())
@@ -143,8 +151,7 @@ class Child {
                                                        " bytes; at most ", limits::kProgramBytesMax,
                                                        " can be sent to a worker; pass large constants as arguments"));
     }
-    reply.set_envelope(
-        SealEnvelope(std::move(body), HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
+    reply.set_envelope(SealEnvelope(std::move(body), HostIdentity::Current(plugin_->sha256(), traits().platform)));
     *reply.mutable_info() = std::move(info);
     return absl::OkStatus();
   }
@@ -152,14 +159,17 @@ class Child {
  private:
   // Loading tells what was compiled, and is cheap.
   absl::Status ReadOptimised(const CompileCall& call, CompileReply& reply) {
-    LB_ASSIGN_OR_RETURN(
-        ExecutableBody body,
-        OpenEnvelope(call.envelope(), HostIdentity::Current(plugin_->sha256(), client_->platform_name())));
+    LB_ASSIGN_OR_RETURN(ExecutableBody body,
+                        OpenEnvelope(call.envelope(), HostIdentity::Current(plugin_->sha256(), traits().platform)));
     const ExecutableInfo& info = body.info();
-    LB_RETURN_IF_ERROR(EnsureDevices(info.num_devices()));
+    LB_ASSIGN_OR_RETURN(pjrt::Client * client, devices_->ClientOf(info.num_devices()));
+    if (info.native()) {
+      return absl::UnimplementedError(
+          "the text of a program over several workers is not known where they run it natively");
+    }
     std::vector<int> ordinals;
     for (int d = 0; !info.portable() && !info.split() && d < info.num_devices(); ++d) ordinals.push_back(d);
-    LB_ASSIGN_OR_RETURN(LoadedProgram program, LoadEnvelope(*client_, call.envelope(), ordinals));
+    LB_ASSIGN_OR_RETURN(LoadedProgram program, LoadEnvelope(*client, call.envelope(), ordinals));
     LB_ASSIGN_OR_RETURN(const std::string optimised, program.executable->OptimizedProgram());
     LB_ASSIGN_OR_RETURN(const xla::HloModuleProto module, hlo::ParseModule(optimised));
     std::string bytes = module.SerializeAsString();
@@ -176,7 +186,11 @@ class Child {
     if (options.num_partitions < 2 || options.num_replicas > 1) {
       return absl::InvalidArgumentError("shardings of values: the program is not divided over devices");
     }
-    LB_RETURN_IF_ERROR(EnsureDevices(options.num_devices()));
+    if (!traits().host_handlers) {
+      return absl::UnimplementedError(absl::StrCat(
+          "inspect_array_sharding and custom_partitioning are not there on platform ", traits().platform, " yet"));
+    }
+    over_processes_ = false;
     LB_ASSIGN_OR_RETURN(const DumpFolder folder, DumpFolder::Create());
     const absl::Status compiled = CompileAsItIs(call.program(), options, /*quick=*/true, &folder).status();
     const absl::StatusOr<xla::HloModuleProto> module = ReadPropagated(folder);
@@ -191,9 +205,9 @@ class Child {
   }
 
   // For all its devices. `quick`: only its optimised HLO is wanted, which is the same; its code need not be good.
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWhole(const std::string& program,
-                                                                       NormalizedOptions& options, bool quick) {
-    if (MayDivideBatches(program, options)) {
+  absl::StatusOr<std::unique_ptr<pjrt::Executable>> CompileWhole(const std::string& program, NormalizedOptions& options,
+                                                                 bool quick) {
+    if (traits().host_handlers && MayDivideBatches(program, options)) {
       auto folder = DumpFolder::Create();
       if (folder.ok()) return CompileInParts(program, options, quick, *folder);
       LogWarning("custom calls are not divided along their batch: ", folder.status().message());
@@ -202,9 +216,9 @@ class Child {
   }
 
   // With custom calls divided along their batch, if there are such.
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileInParts(const std::string& program,
-                                                                         NormalizedOptions& options, bool quick,
-                                                                         const DumpFolder& folder) {
+  absl::StatusOr<std::unique_ptr<pjrt::Executable>> CompileInParts(const std::string& program,
+                                                                   NormalizedOptions& options, bool quick,
+                                                                   const DumpFolder& folder) {
     // Refused, after the module was written, if the partitioner needs to be told where a call is made that every device is to
     // make.
     auto whole = CompileAsItIs(program, options, /*quick=*/true, &folder);
@@ -216,7 +230,7 @@ class Child {
       if (whole.ok()) whole->reset();
       xla::CompileOptionsProto proto = (*divided)->options;
       if (quick) MakeQuick(proto);
-      auto parts = client_->Compile((*divided)->module, "hlo", proto.SerializeAsString());
+      auto parts = CompileAs((*divided)->module, "hlo", proto, options);
       if (parts.ok()) {
         options.proto = std::move((*divided)->options);
         return parts;
@@ -228,14 +242,14 @@ class Child {
   }
 
   // `folder`, if any, gets the module of the moment before it is divided.
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileAsItIs(const std::string& program,
-                                                                        NormalizedOptions& options, bool quick,
-                                                                        const DumpFolder* folder) {
+  absl::StatusOr<std::unique_ptr<pjrt::Executable>> CompileAsItIs(const std::string& program,
+                                                                  NormalizedOptions& options, bool quick,
+                                                                  const DumpFolder* folder) {
     auto compile = [&] {
       xla::CompileOptionsProto proto = options.proto;
       if (quick) MakeQuick(proto);
       if (folder != nullptr) WriteModulesTo(*folder, proto);
-      return client_->Compile(program, "mlir", proto.SerializeAsString());
+      return CompileAs(program, "mlir", proto, options);
     };
     auto executable = CompileWithOffers(compile);
     auto* build = options.proto.mutable_executable_build_options();
@@ -250,15 +264,16 @@ class Child {
   }
 
   // Puts a program of one device in the place of one for many.
-  absl::Status Split(std::unique_ptr<pjrt::LoadedExecutable>& executable, NormalizedOptions& options,
-                     ExecutableInfo& info, CollectiveTable& table) {
-    LB_RETURN_IF_ERROR(RegisterCollectives(*client_));
+  absl::Status Split(std::unique_ptr<pjrt::Executable>& executable, NormalizedOptions& options, ExecutableInfo& info,
+                     CollectiveTable& table) {
+    LB_ASSIGN_OR_RETURN(pjrt::Client * client, devices_->ClientOf(1));
+    LB_RETURN_IF_ERROR(RegisterCollectives(*client));
     LB_ASSIGN_OR_RETURN(const std::string optimised, executable->OptimizedProgram());
     LB_ASSIGN_OR_RETURN(hlo::SplitModule split,
                         hlo::RewriteCollectives(optimised, {options.num_replicas, options.num_partitions}));
     table = std::move(split.table);
     MakeSingleDevice(options.proto, split.shapes);
-    auto single = client_->Compile(split.program, "hlo", options.proto.SerializeAsString());
+    auto single = devices_->Compile(split.program, "hlo", options.proto, 1, /*over_processes=*/false);
     if (!single.ok()) {
       return FromCompileError(single.status(), absl::StrCat("compiling program ", info.name(), " for several workers"));
     }
@@ -267,27 +282,22 @@ class Child {
     return DescribeMemoryAndCode(*executable, info);
   }
 
-  // A client has as many devices as it was made with; they cost threads, so grow on demand.
-  absl::Status EnsureDevices(int count) {
-    if (client_ != nullptr && client_->devices().size() >= static_cast<size_t>(count)) return absl::OkStatus();
-    int devices = kFirstDeviceCount;
-    while (devices < count) devices *= 2;
-    client_.reset();
-    auto client = plugin_->CreateClient(pjrt::Plugin::CpuOptions(devices));
-    if (!client.ok())
-      return FromPluginError(client.status(), absl::StrCat("a compile client of ", devices, " devices"));
-    client_ = *std::move(client);
-    return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<pjrt::Executable>> CompileAs(absl::string_view program, absl::string_view format,
+                                                              const xla::CompileOptionsProto& proto,
+                                                              const NormalizedOptions& options) {
+    return devices_->Compile(program, format, proto, options.num_devices(), over_processes_);
   }
+
+  const pjrt::Traits& traits() const { return plugin_->traits(); }
 
   // Compiles again while libraries of users have what is missing.
   template <typename Compile>
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWithOffers(const Compile& compile) {
+  absl::StatusOr<std::unique_ptr<pjrt::Executable>> CompileWithOffers(const Compile& compile) {
     auto executable = compile();
     for (int offers = 0; !executable.ok() && offers < limits::kOfferedTargetsMax; ++offers) {
       const std::string target = MissingHandlerOf(executable.status());
       if (target.empty()) break;
-      LB_ASSIGN_OR_RETURN(const bool offered, targets_.Offer(*client_, target));
+      LB_ASSIGN_OR_RETURN(const bool offered, targets_.Offer(*plugin_, target));
       if (!offered) break;
       executable = compile();
     }
@@ -297,7 +307,8 @@ class Child {
   const CompilerChildOptions options_;
   CompilerTargets targets_;
   std::shared_ptr<pjrt::Plugin> plugin_;
-  std::unique_ptr<pjrt::Client> client_;
+  std::unique_ptr<CompileDevices> devices_;
+  bool over_processes_ = false;  // of the program that is compiled now
 };
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <string>
 
+#include "compiler/compile_devices.h"
+
 namespace landbridge {
 
 struct CompilerChildOptions {
   std::string plugin_path;
+  CompileTarget target;
   std::string ffi_libraries;       // custom_calls/ffi_library.h: ParseFfiLibraries
   int64_t memory_limit_bytes = 0;  // RLIMIT_DATA; 0: none
   bool enable_test_faults = false;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,15 +16,23 @@
 #include "absl/strings/strip.h"
 #include "base/log.h"
 #include "compiler/compiler_child.h"
+#include "pjrt/client_options.h"
 
 int main(int argc, char** argv) {
   landbridge::CompilerChildOptions options;
+  std::vector<std::string> plugin_options;
   int64_t parent = 0;
   for (int i = 1; i < argc; ++i) {
     absl::string_view flag = argv[i];
     bool known = true;
     if (absl::ConsumePrefix(&flag, "--pjrt_plugin=")) {
       options.plugin_path = std::string(flag);
+    } else if (absl::ConsumePrefix(&flag, "--plugin_option=")) {
+      plugin_options.emplace_back(flag);
+    } else if (absl::ConsumePrefix(&flag, "--compile_topology=")) {
+      options.target.topology = std::string(flag);
+    } else if (absl::ConsumePrefix(&flag, "--compile_target=")) {
+      options.target.target = std::string(flag);
     } else if (absl::ConsumePrefix(&flag, "--ffi_library=")) {
       options.ffi_libraries = std::string(flag);
     } else if (absl::ConsumePrefix(&flag, "--memory_limit_bytes=")) {
@@ -41,6 +50,12 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  auto parsed = landbridge::pjrt::ParsePluginOptions(plugin_options);
+  if (!parsed.ok()) {
+    std::fprintf(stderr, "landbridge-compiler: %s\n", std::string(parsed.status().message()).c_str());
+    return 2;
+  }
+  options.target.plugin_options = *std::move(parsed);
   // No orphans: end with the parent, which may have ended already.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (parent != 0 && ::getppid() != parent) return 0;

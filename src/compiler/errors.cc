@@ -7,8 +7,25 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status.h"
+#include "pjrt/host_calls.h"
+#include "pjrt/virtual_compute.h"
 
 namespace landbridge {
+
+namespace {
+
+// As a whole word: programs hold other names, too.
+bool Names(absl::string_view program, absl::string_view name) {
+  auto in_name = [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (size_t at = program.find(name); at != absl::string_view::npos; at = program.find(name, at + 1)) {
+    const size_t end = at + name.size();
+    if ((at > 0 && in_name(program[at - 1])) || (end < program.size() && in_name(program[end]))) continue;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 absl::Status CheckCallsOfTheClient(absl::string_view program) {
   constexpr std::pair<absl::string_view, absl::string_view> kRefused[] = {
@@ -17,15 +34,27 @@ absl::Status CheckCallsOfTheClient(absl::string_view program) {
       {"InspectSharding",
        "look at the sharding of a result (x.sharding) instead of inspect_array_sharding, or pip install landbridge"},
   };
-  auto in_name = [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   for (const auto& [name, advice] : kRefused) {
-    for (size_t at = program.find(name); at != absl::string_view::npos; at = program.find(name, at + 1)) {
-      const size_t end = at + name.size();
-      if ((at > 0 && in_name(program[at - 1])) || (end < program.size() && in_name(program[end]))) continue;
-      return absl::UnimplementedError(absl::StrCat("the program calls the custom-call target '", name,
-                                                   "', which is Python code of the client's process; ", advice));
-    }
+    if (!Names(program, name)) continue;
+    return absl::UnimplementedError(absl::StrCat("the program calls the custom-call target '", name,
+                                                 "', which is Python code of the client's process; ", advice));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHostHandlers(absl::string_view program, absl::string_view platform) {
+  auto refuse = [&](absl::string_view what, absl::string_view advice) {
+    return absl::UnimplementedError(absl::StrCat("the program calls ", what, ", which workers of platform ", platform,
+                                                 " do not have yet; ", advice));
+  };
+  for (absl::string_view name :
+       {pjrt::kHostCallTarget, pjrt::kBufferHostCallTarget, pjrt::kPartitionedHostCallTarget,
+        "xla_ffi_python_gpu_callback", "xla_buffer_python_gpu_callback", "xla_ffi_partitioned_python_gpu_callback"}) {
+    if (!Names(program, name)) continue;
+    return refuse(absl::StrCat("Python of the client (a callback such as pure_callback or debug.print: '", name, "')"),
+                  "return the values and use them outside of jax.jit");
+  }
+  if (Names(program, pjrt::kVirtualComputeTarget)) return refuse("virtual compute", "it is for CPU workers");
   return absl::OkStatus();
 }
 

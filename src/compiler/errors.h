@@ -12,6 +12,10 @@ namespace landbridge {
 // Their calls carry pointers of that process, so the plugin must never see them.
 absl::Status CheckCallsOfTheClient(absl::string_view program);
 
+// UNIMPLEMENTED for a program that calls what runs on the host's memory only (callbacks, virtual compute), on a platform whose
+// devices have their own (pjrt::Traits::host_handlers).
+absl::Status CheckHostHandlers(absl::string_view program, absl::string_view platform);
+
 // The custom-call target for want of whose handler a plugin refused a program; empty for other refusals.
 std::string MissingHandlerOf(const absl::Status& status);
 

@@ -15,7 +15,7 @@
 namespace landbridge {
 
 absl::StatusOr<ExecutableBody> OpenEnvelopeFor(const pjrt::Client& client, absl::string_view envelope) {
-  return OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(), client.platform_name()));
+  return OpenEnvelope(envelope, HostIdentity::Current(client.plugin().sha256(), client.plugin().traits().platform));
 }
 
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
@@ -24,8 +24,32 @@ absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_vi
   return LoadBody(client, std::move(body), device_ordinals);
 }
 
-absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body,
-                                       absl::Span<const int> device_ordinals) {
+namespace {
+
+// The plugin knows nothing of wrong ones, and hangs or dies of them.
+absl::StatusOr<std::vector<int>> IdsInGroup(const pjrt::Client& client, const ExecutableInfo& info,
+                                            absl::Span<const int> numbers) {
+  const std::vector<int>& all = client.global_device_ids();
+  if (numbers.size() != static_cast<size_t>(info.num_devices())) {
+    return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " is for ", info.num_devices(),
+                                                   " devices, but ", numbers.size(), " were named"));
+  }
+  std::vector<int> ids;
+  absl::flat_hash_set<int> seen;
+  for (int number : numbers) {
+    if (number < 0 || static_cast<size_t>(number) >= all.size() || !seen.insert(number).second) {
+      return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " cannot be loaded on device ", number,
+                                                     " of a group that has ", all.size(), ", or not twice"));
+    }
+    ids.push_back(all[static_cast<size_t>(number)]);
+  }
+  return ids;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body, absl::Span<const int> device_ordinals,
+                                       absl::Span<const int> numbers_in_group) {
   LoadedProgram program;
   program.info = std::move(*body.mutable_info());
   const ExecutableInfo& info = program.info;
@@ -45,7 +69,7 @@ absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body
     return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " is for ", info.num_devices(),
                                                    " devices, but ", device_ordinals.size(), " were named"));
   }
-  if (info.split()) {
+  if (info.split() && !info.native()) {
     LB_ASSIGN_OR_RETURN(program.collectives, CollectiveProgram::Make(body.collectives()));
     if (program.collectives->num_devices() != info.num_devices()) {
       return absl::InvalidArgumentError(absl::StrCat("program ", info.name(), " came with collectives for ",
@@ -55,7 +79,7 @@ absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body
     LB_RETURN_IF_ERROR(RegisterCollectives(client));
   }
   std::string options;
-  if (!info.portable() && !info.split()) {
+  if (!info.portable() && (!info.split() || info.native())) {
     xla::CompileOptionsProto proto;
     if (!proto.ParseFromString(body.compile_options()) ||
         static_cast<int64_t>(info.num_replicas()) * info.num_partitions() != info.num_devices()) {
@@ -63,6 +87,9 @@ absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body
     }
     std::vector<int> ids;
     for (int ordinal : device_ordinals) ids.push_back(client.devices()[static_cast<size_t>(ordinal)].id);
+    if (info.native()) {
+      LB_ASSIGN_OR_RETURN(ids, IdsInGroup(client, info, numbers_in_group));
+    }
     SetDeviceAssignment(proto, info.num_replicas(), info.num_partitions(), ids);
     options = proto.SerializeAsString();
   }

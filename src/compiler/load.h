@@ -27,11 +27,13 @@ absl::StatusOr<ExecutableBody> OpenEnvelopeFor(const pjrt::Client& client, absl:
 // `device_ordinals`: index into client.devices() for each logical device (replica-major, then partition), all
 // different; any order. Portable programs take none or one, split programs any (they are
 // not used: name the device at each launch).
+// `numbers_in_group`: of native programs, for each logical device its number among those of all processes whose clients are one
+// (Client::global_device_ids).
 // Wrong counts, duplicates and unknown ordinals are refused here (INVALID_ARGUMENT): the plugin aborts on them.
 // Safe to call from several threads. Handlers of custom calls must be registered before (custom_calls/handler_supply.h);
 // missing ones: UNIMPLEMENTED naming the target.
-absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body,
-                                       absl::Span<const int> device_ordinals);
+absl::StatusOr<LoadedProgram> LoadBody(pjrt::Client& client, ExecutableBody body, absl::Span<const int> device_ordinals,
+                                       absl::Span<const int> numbers_in_group = {});
 // Both.
 absl::StatusOr<LoadedProgram> LoadEnvelope(pjrt::Client& client, absl::string_view envelope,
                                            absl::Span<const int> device_ordinals);

@@ -88,8 +88,7 @@ void DescribeMemory(const pjrt::MemoryStats& stats, xla::CompiledMemoryStatsProt
 
 }  // namespace
 
-absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& executable,
-                                                  const NormalizedOptions& options) {
+absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::Executable& executable, const NormalizedOptions& options) {
   LB_ASSIGN_OR_RETURN(std::string program, executable.OptimizedProgram());
   LB_ASSIGN_OR_RETURN(hlo::ModuleFacts facts, hlo::ReadModule(absl::string_view(program)));
   program.clear();
@@ -148,7 +147,7 @@ absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& execut
   return info;
 }
 
-absl::Status DescribeMemoryAndCode(pjrt::LoadedExecutable& executable, ExecutableInfo& info) {
+absl::Status DescribeMemoryAndCode(pjrt::Executable& executable, ExecutableInfo& info) {
   if (auto stats = executable.GetMemoryStats(); stats.ok()) {
     DescribeMemory(*stats, *info.mutable_memory_stats());
     info.set_temp_bytes_per_device(info.memory_stats().temp_size_in_bytes());

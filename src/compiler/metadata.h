@@ -11,9 +11,9 @@
 namespace landbridge {
 
 // What the plugin does not know is left out; only an inconsistent or unreadable program is an error.
-absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::LoadedExecutable& executable, const NormalizedOptions& options);
+absl::StatusOr<ExecutableInfo> DescribeExecutable(pjrt::Executable& executable, const NormalizedOptions& options);
 
 // Memory figures and code size alone: those of `executable`, whatever `info` had.
-absl::Status DescribeMemoryAndCode(pjrt::LoadedExecutable& executable, ExecutableInfo& info);
+absl::Status DescribeMemoryAndCode(pjrt::Executable& executable, ExecutableInfo& info);
 
 }  // namespace landbridge

@@ -59,6 +59,18 @@ absl::Status ClusterTable::CheckDevices(const Sharding& sharding) const {
   return absl::OkStatus();
 }
 
+uint32_t ClusterTable::NumberInSlice(DeviceId device) const {
+  const Device& at = At(device);
+  const SlotId slot = slots_[static_cast<size_t>(at.slot)].id;
+  uint32_t before = at.ordinal;
+  for (const Device& other : devices_) {
+    if (other.slot < 0) continue;
+    const SlotId of_other = slots_[static_cast<size_t>(other.slot)].id;
+    before += of_other.slice == slot.slice && of_other.index < slot.index ? 1 : 0;
+  }
+  return before;
+}
+
 absl::StatusOr<bool> ClusterTable::SpansWorkers(absl::Span<const DeviceId> devices) const {
   if (devices.empty()) return absl::InvalidArgumentError("a program needs at least one device");
   bool spans = false;

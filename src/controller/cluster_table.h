@@ -89,6 +89,8 @@ class ClusterTable {
   const Device& At(DeviceId device) const { return devices_[static_cast<size_t>(device.value())]; }
   Life* LifeOf(DeviceId device) const { return slots_[static_cast<size_t>(At(device).slot)].life.get(); }
   DeviceLocation LocationOf(DeviceId device) const;
+  // The device must be known. Those of a slice are counted worker by worker.
+  uint32_t NumberInSlice(DeviceId device) const;
 
   absl::Status CheckDevices(const Sharding& sharding) const;
   // Whether a program on these devices spans workers. INVALID_ARGUMENT for none, and for those that there are not.

@@ -148,6 +148,10 @@ absl::Status ProgramTable::EnsureLoaded(Program* program, Life* life, SessionId 
   if (!compiled.info.portable() && !compiled.info.split()) {
     for (uint32_t ordinal : program->home.parts[0].ordinals) load->add_devices(ordinal);
   }
+  if (compiled.info.native()) {
+    // All its workers are of one slice, and each has as many devices.
+    for (DeviceId device : program->home.devices) load->add_global_devices(cluster_->NumberInSlice(device));
+  }
   *load->mutable_info() = compiled.info;
   if (compiled.envelope->size() <= limits::kInlineBytesMax) load->set_inline_envelope(*compiled.envelope);
   (void)session;  // shared by sessions: it outlasts the one that needed it first

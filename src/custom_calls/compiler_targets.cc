@@ -17,25 +17,27 @@ pjrt::XLA_FFI_Error* OnlyCompiles(pjrt::XLA_FFI_CallFrame* frame) {
   return pjrt::FfiCall(frame).Fail(absl::FailedPreconditionError("this process only compiles: it runs no custom call"));
 }
 
-absl::Status RegisterName(pjrt::Client& client, absl::string_view target) {
-  return client.plugin().RegisterFfiHandler(target, reinterpret_cast<void*>(&OnlyCompiles));
+absl::Status RegisterName(pjrt::Plugin& plugin, absl::string_view target) {
+  return plugin.RegisterFfiHandler(target, reinterpret_cast<void*>(&OnlyCompiles));
 }
 
 }  // namespace
 
-absl::StatusOr<CompilerTargets> CompilerTargets::Register(pjrt::Client& client,
+absl::StatusOr<CompilerTargets> CompilerTargets::Register(pjrt::Plugin& plugin,
                                                           const std::vector<FfiLibrarySpec>& libraries) {
   CompilerTargets targets;
   LB_ASSIGN_OR_RETURN(targets.libraries_, OpenFfiLibraries(libraries));
-  for (const std::string& target : JaxlibTargets()) LB_RETURN_IF_ERROR(RegisterName(client, target));
-  LB_RETURN_IF_ERROR(RegisterName(client, kDceSinkTarget));
+  if (plugin.traits().host_handlers) {
+    for (const std::string& target : JaxlibTargets()) LB_RETURN_IF_ERROR(RegisterName(plugin, target));
+    LB_RETURN_IF_ERROR(RegisterName(plugin, kDceSinkTarget));
+  }
   for (const FfiLibrarySpec& library : libraries) {
-    for (const auto& [target, symbol] : library.targets) LB_RETURN_IF_ERROR(RegisterName(client, target));
+    for (const auto& [target, symbol] : library.targets) LB_RETURN_IF_ERROR(RegisterName(plugin, target));
   }
   return targets;
 }
 
-absl::StatusOr<bool> CompilerTargets::Offer(pjrt::Client& client, absl::string_view target) {
+absl::StatusOr<bool> CompilerTargets::Offer(pjrt::Plugin& plugin, absl::string_view target) {
   for (const FfiLibrary& library : libraries_) {
     void* handler = library.FindHandler(target);
     if (handler == nullptr) continue;
@@ -50,7 +52,7 @@ absl::StatusOr<bool> CompilerTargets::Offer(pjrt::Client& client, absl::string_v
       return unusable(absl::StrCat("the PJRT plugin did not take it: it was built for FFI version ", version->major,
                                    ".", version->minor, ", or the plugin has that name itself"));
     }
-    if (absl::Status status = RegisterName(client, target); !status.ok()) return unusable(status.message());
+    if (absl::Status status = RegisterName(plugin, target); !status.ok()) return unusable(status.message());
     return true;
   }
   return false;

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "custom_calls/ffi_library.h"
-#include "pjrt/client.h"
+#include "pjrt/plugin.h"
 
 namespace landbridge {
 
@@ -18,11 +18,11 @@ namespace landbridge {
 class CompilerTargets {
  public:
   // Registers what workers can supply (handler_supply.h) and what the libraries list. Errors name library and symbol.
-  static absl::StatusOr<CompilerTargets> Register(pjrt::Client& client, const std::vector<FfiLibrarySpec>& libraries);
+  static absl::StatusOr<CompilerTargets> Register(pjrt::Plugin& plugin, const std::vector<FfiLibrarySpec>& libraries);
 
   // After a compile that failed for want of `target`: true if a library has it under its own name; it is registered
   // then, and the compile may be tried again. UNIMPLEMENTED if what the library has is no handler for this plugin.
-  absl::StatusOr<bool> Offer(pjrt::Client& client, absl::string_view target);
+  absl::StatusOr<bool> Offer(pjrt::Plugin& plugin, absl::string_view target);
 
  private:
   std::vector<FfiLibrary> libraries_;

@@ -200,16 +200,16 @@ TEST(HandlerSupply, JaxlibIsStartedAtTheFirstNeed) {
 
 // Last in this process: its placeholders take the names that are left.
 TEST(ZCompilerTargets, NamesAreEnough) {
-  CompilerTargets targets = Value(CompilerTargets::Register(TheClient(), {Handlers()}));
+  CompilerTargets targets = Value(CompilerTargets::Register(TheClient().plugin(), {Handlers()}));
   EXPECT_TRUE(TheClient().CheckCustomCall("lapack_zgees_ffi").ok());
-  EXPECT_FALSE(Value(targets.Offer(TheClient(), "nobody_has_it")));
-  EXPECT_FALSE(Value(targets.Offer(TheClient(), "system")));
-  auto bad = targets.Offer(TheClient(), "TestOfVersionNine");
+  EXPECT_FALSE(Value(targets.Offer(TheClient().plugin(), "nobody_has_it")));
+  EXPECT_FALSE(Value(targets.Offer(TheClient().plugin(), "system")));
+  auto bad = targets.Offer(TheClient().plugin(), "TestOfVersionNine");
   EXPECT_EQ(bad.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(MessageOf(bad.status()), HasSubstr(LB_TEST_HANDLERS));
-  EXPECT_TRUE(Value(targets.Offer(TheClient(), "TestTriple")));
+  EXPECT_TRUE(Value(targets.Offer(TheClient().plugin(), "TestTriple")));
   // A second time it must have been refused.
-  EXPECT_EQ(targets.Offer(TheClient(), "TestTriple").status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(targets.Offer(TheClient().plugin(), "TestTriple").status().code(), absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ HandlerSupply::Source HandlerSupply::SourceOf(absl::string_view target, void** h
   for (const FfiLibrary& library : libraries_) {
     if ((*handler = library.FindHandler(target)) != nullptr) return Source::kLibrary;
   }
+  if (!client_->plugin().traits().host_handlers) return Source::kNone;
   if (target == kDceSinkTarget) {
     *handler = reinterpret_cast<void*>(&DceSink);
     return Source::kOurs;

@@ -25,6 +25,7 @@ struct PJRT_SerializedExecutable;
 struct PJRT_SerializedCompileOptions;
 struct PJRT_ExecuteContext;
 struct PJRT_FulfillAliasBufferCallback;
+struct PJRT_TopologyDescription;
 struct PJRT_Layouts_MemoryLayout;
 struct PJRT_Layouts_SerializedLayout;
 
@@ -106,9 +107,12 @@ enum PJRT_Buffer_MemoryLayout_Type : unsigned {
 };
 
 enum PJRT_Extension_Type : unsigned {
+  PJRT_Extension_Type_Gpu_Custom_Call = 0,
   PJRT_Extension_Type_Layouts = 4,
   PJRT_Extension_Type_FFI = 5,
   PJRT_Extension_Type_MemoryDescriptions = 6,
+  PJRT_Extension_Type_TpuTopology = 16,
+  PJRT_Extension_Type_TpuExecutable = 17,
   PJRT_Extension_Type_Shardings = 19,
 };
 
@@ -245,17 +249,57 @@ struct PJRT_Event_OnReady_Args {
   void* user_arg;
 };
 
+// Makes an error of the plugin's own kind, for callbacks to return.
+using PJRT_CallbackError = PJRT_Error* (*)(PJRT_Error_Code code, const char* message, size_t message_size);
+using PJRT_KeyValueDeleter = void (*)(char* value);
+
+struct PJRT_KeyValueGetCallback_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  const char* key;
+  size_t key_size;
+  int timeout_in_ms;
+  PJRT_CallbackError* callback_error;
+  void* user_arg;
+  char* value;
+  size_t value_size;
+  PJRT_KeyValueDeleter value_deleter_callback;
+};
+
+struct PJRT_KeyValueTryGetCallback_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  const char* key;
+  size_t key_size;
+  PJRT_CallbackError* callback_error;
+  void* user_arg;
+  char* value;
+  size_t value_size;
+  PJRT_KeyValueDeleter value_deleter_callback;
+};
+
+struct PJRT_KeyValuePutCallback_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  const char* key;
+  size_t key_size;
+  const char* value;
+  size_t value_size;
+  PJRT_CallbackError* callback_error;
+  void* user_arg;
+};
+
 struct PJRT_Client_Create_Args {
   size_t struct_size;
   PJRT_Extension_Base* extension_start;
   const PJRT_NamedValue* create_options;
   size_t num_options;
-  void* kv_get_callback;
+  PJRT_Error* (*kv_get_callback)(PJRT_KeyValueGetCallback_Args*);
   void* kv_get_user_arg;
-  void* kv_put_callback;
+  PJRT_Error* (*kv_put_callback)(PJRT_KeyValuePutCallback_Args*);
   void* kv_put_user_arg;
   PJRT_Client* client;
-  void* kv_try_get_callback;
+  PJRT_Error* (*kv_try_get_callback)(PJRT_KeyValueTryGetCallback_Args*);
   void* kv_try_get_user_arg;
 };
 
@@ -279,6 +323,71 @@ struct PJRT_Client_PlatformVersion_Args {
   PJRT_Client* client;
   const char* platform_version;
   size_t platform_version_size;
+};
+
+struct PJRT_Client_Devices_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_Client* client;
+  PJRT_Device* const* devices;
+  size_t num_devices;
+};
+
+struct PJRT_Client_ProcessIndex_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_Client* client;
+  int process_index;
+};
+
+struct PJRT_Client_TopologyDescription_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_Client* client;
+  PJRT_TopologyDescription* topology;
+};
+
+struct PJRT_TopologyDescription_Create_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  const char* topology_name;
+  size_t topology_name_size;
+  const PJRT_NamedValue* create_options;
+  size_t num_options;
+  PJRT_TopologyDescription* topology;
+};
+
+struct PJRT_TopologyDescription_Destroy_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_TopologyDescription* topology;
+};
+
+struct PJRT_TopologyDescription_Attributes_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_TopologyDescription* topology;
+  const PJRT_NamedValue* attributes;
+  size_t num_attributes;
+};
+
+struct PJRT_TopologyDescription_GetDeviceDescriptions_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_TopologyDescription* topology;
+  PJRT_DeviceDescription* const* descriptions;
+  size_t num_descriptions;
+};
+
+struct PJRT_Compile_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  const PJRT_TopologyDescription* topology;
+  const PJRT_Program* program;
+  const char* compile_options;
+  size_t compile_options_size;
+  PJRT_Client* client;
+  PJRT_Executable* executable;
 };
 
 struct PJRT_Client_AddressableDevices_Args {
@@ -330,6 +439,13 @@ struct PJRT_DeviceDescription_Id_Args {
   PJRT_Extension_Base* extension_start;
   PJRT_DeviceDescription* device_description;
   int id;
+};
+
+struct PJRT_DeviceDescription_ProcessIndex_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_DeviceDescription* device_description;
+  int process_index;
 };
 
 struct PJRT_DeviceDescription_Attributes_Args {
@@ -930,9 +1046,9 @@ struct PJRT_Api {
   PJRT_Error* (*PJRT_Client_Create)(PJRT_Client_Create_Args*);
   PJRT_Error* (*PJRT_Client_Destroy)(PJRT_Client_Destroy_Args*);
   PJRT_Error* (*PJRT_Client_PlatformName)(PJRT_Client_PlatformName_Args*);
-  void* PJRT_Client_ProcessIndex;
+  PJRT_Error* (*PJRT_Client_ProcessIndex)(PJRT_Client_ProcessIndex_Args*);
   PJRT_Error* (*PJRT_Client_PlatformVersion)(PJRT_Client_PlatformVersion_Args*);
-  void* PJRT_Client_Devices;
+  PJRT_Error* (*PJRT_Client_Devices)(PJRT_Client_Devices_Args*);
   PJRT_Error* (*PJRT_Client_AddressableDevices)(PJRT_Client_AddressableDevices_Args*);
   void* PJRT_Client_LookupDevice;
   void* PJRT_Client_LookupAddressableDevice;
@@ -941,7 +1057,7 @@ struct PJRT_Api {
   void* PJRT_Client_DefaultDeviceAssignment;
   PJRT_Error* (*PJRT_Client_BufferFromHostBuffer)(PJRT_Client_BufferFromHostBuffer_Args*);
   PJRT_Error* (*PJRT_DeviceDescription_Id)(PJRT_DeviceDescription_Id_Args*);
-  void* PJRT_DeviceDescription_ProcessIndex;
+  PJRT_Error* (*PJRT_DeviceDescription_ProcessIndex)(PJRT_DeviceDescription_ProcessIndex_Args*);
   PJRT_Error* (*PJRT_DeviceDescription_Attributes)(PJRT_DeviceDescription_Attributes_Args*);
   PJRT_Error* (*PJRT_DeviceDescription_Kind)(PJRT_DeviceDescription_Kind_Args*);
   PJRT_Error* (*PJRT_DeviceDescription_DebugString)(PJRT_DeviceDescription_DebugString_Args*);
@@ -999,20 +1115,20 @@ struct PJRT_Api {
   void* PJRT_CopyToDeviceStream_TotalBytes;
   void* PJRT_CopyToDeviceStream_GranuleSize;
   void* PJRT_CopyToDeviceStream_CurrentBytes;
-  void* PJRT_TopologyDescription_Create;
-  void* PJRT_TopologyDescription_Destroy;
+  PJRT_Error* (*PJRT_TopologyDescription_Create)(PJRT_TopologyDescription_Create_Args*);
+  PJRT_Error* (*PJRT_TopologyDescription_Destroy)(PJRT_TopologyDescription_Destroy_Args*);
   void* PJRT_TopologyDescription_PlatformName;
   void* PJRT_TopologyDescription_PlatformVersion;
-  void* PJRT_TopologyDescription_GetDeviceDescriptions;
+  PJRT_Error* (*PJRT_TopologyDescription_GetDeviceDescriptions)(PJRT_TopologyDescription_GetDeviceDescriptions_Args*);
   void* PJRT_TopologyDescription_Serialize;
-  void* PJRT_TopologyDescription_Attributes;
-  void* PJRT_Compile;
+  PJRT_Error* (*PJRT_TopologyDescription_Attributes)(PJRT_TopologyDescription_Attributes_Args*);
+  PJRT_Error* (*PJRT_Compile)(PJRT_Compile_Args*);
   PJRT_Error* (*PJRT_Executable_OutputElementTypes)(PJRT_Executable_OutputElementTypes_Args*);
   PJRT_Error* (*PJRT_Executable_OutputDimensions)(PJRT_Executable_OutputDimensions_Args*);
   PJRT_Error* (*PJRT_Buffer_CopyToMemory)(PJRT_Buffer_CopyToMemory_Args*);
   void* PJRT_Client_CreateViewOfDeviceBuffer;
   PJRT_Error* (*PJRT_Executable_Fingerprint)(PJRT_Executable_Fingerprint_Args*);
-  void* PJRT_Client_TopologyDescription;
+  PJRT_Error* (*PJRT_Client_TopologyDescription)(PJRT_Client_TopologyDescription_Args*);
   PJRT_Error* (*PJRT_Executable_GetCompiledMemoryStats)(PJRT_Executable_GetCompiledMemoryStats_Args*);
   void* PJRT_Memory_Kind_Id;
   void* PJRT_ExecuteContext_Create;

@@ -131,7 +131,44 @@ absl::Status Client::Init() {
     }
     devices_.push_back(std::move(device));
   }
+  return InitGlobalDevices();
+}
+
+absl::Status Client::InitGlobalDevices() {
+  const Plugin* plugin = plugin_.get();
+  Args<PJRT_Client_ProcessIndex_Args> own;
+  own->client = client_;
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Client_ProcessIndex, own));
+  process_index_ = own->process_index;
+  Args<PJRT_Client_Devices_Args> all;
+  all->client = client_;
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Client_Devices, all));
+  std::vector<std::pair<int, int>> found;  // process, id
+  for (size_t i = 0; i < all->num_devices; ++i) {
+    Args<PJRT_Device_GetDescription_Args> description;
+    description->device = all->devices[i];
+    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Device_GetDescription, description));
+    Args<PJRT_DeviceDescription_Id_Args> id;
+    id->device_description = description->device_description;
+    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Id, id));
+    Args<PJRT_DeviceDescription_ProcessIndex_Args> process;
+    process->device_description = description->device_description;
+    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_ProcessIndex, process));
+    found.emplace_back(process->process_index, id->id);
+  }
+  std::sort(found.begin(), found.end());
+  for (const auto& [process, id] : found) global_device_ids_.push_back(id);
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Client::MemoryLimitBytes(const Device& device) const {
+  Args<PJRT_Device_MemoryStats_Args> stats;
+  stats->device = device.handle;
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_.get(), PJRT_Device_MemoryStats, stats));
+  if (!stats->bytes_limit_is_set || stats->bytes_limit <= 0) {
+    return absl::UnimplementedError(absl::StrCat("the PJRT plugin ", plugin_->path(), " tells no limit of its memory"));
+  }
+  return stats->bytes_limit;
 }
 
 const Device* Client::FindDevice(int id) const {

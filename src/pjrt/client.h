@@ -62,6 +62,12 @@ class Client {
   // Addressable devices, by index; local ordinal i is devices()[i].
   const std::vector<Device>& devices() const { return devices_; }
   const Device* FindDevice(int id) const;  // by plugin id; null if there is none
+  // Plugin ids of the devices of all processes whose clients are one: process by process, in the order of each one's devices().
+  const std::vector<int>& global_device_ids() const { return global_device_ids_; }
+  int global_device_count() const { return static_cast<int>(global_device_ids_.size()); }
+  int process_index() const { return process_index_; }
+  // The memory that programs can use of a device, as the plugin knows it. UNIMPLEMENTED if it does not.
+  absl::StatusOr<int64_t> MemoryLimitBytes(const Device& device) const;
   const Memory* FindMemory(const PJRT_Memory* handle) const;
 
   struct HostBufferResult {
@@ -101,12 +107,15 @@ class Client {
   friend class Plugin;
   Client() = default;
   absl::Status Init();
+  absl::Status InitGlobalDevices();
   std::shared_ptr<Plugin> plugin_;
   PJRT_Client* client_ = nullptr;
   std::string platform_name_;
   std::string platform_version_;
   std::vector<std::unique_ptr<Memory>> memories_;
   std::vector<Device> devices_;
+  std::vector<int> global_device_ids_;
+  int process_index_ = 0;
 };
 
 }  // namespace landbridge::pjrt

@@ -31,11 +31,27 @@ std::vector<std::string> Texts(const char* const* texts, const size_t* sizes, si
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Executable>> Executable::Own(const Plugin* plugin, PJRT_Executable* executable) {
+  std::unique_ptr<Executable> owned(new Executable(plugin));
+  LB_RETURN_IF_ERROR(owned->Adopt(executable));
+  return owned;
+}
+
+Executable::~Executable() {
+  if (executable_ == nullptr) return;
+  auto args = On<PJRT_Executable_Destroy_Args>(executable_);
+  LB_PJRT_CALL(plugin_, PJRT_Executable_Destroy, args).IgnoreError();
+}
+
+absl::Status Executable::Adopt(PJRT_Executable* executable) {
+  executable_ = executable;
+  auto outputs = On<PJRT_Executable_NumOutputs_Args>(executable_);
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_NumOutputs, outputs));
+  num_outputs_ = outputs->num_outputs;
+  return absl::OkStatus();
+}
+
 LoadedExecutable::~LoadedExecutable() {
-  if (executable_ != nullptr) {
-    auto args = On<PJRT_Executable_Destroy_Args>(executable_);
-    LB_PJRT_CALL(plugin_, PJRT_Executable_Destroy, args).IgnoreError();
-  }
   Args<PJRT_LoadedExecutable_Destroy_Args> args;
   args->executable = loaded_;
   LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_Destroy, args).IgnoreError();
@@ -45,10 +61,7 @@ absl::Status LoadedExecutable::Init() {
   Args<PJRT_LoadedExecutable_GetExecutable_Args> get;
   get->loaded_executable = loaded_;
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_GetExecutable, get));
-  executable_ = get->executable;
-  auto outputs = On<PJRT_Executable_NumOutputs_Args>(executable_);
-  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_NumOutputs, outputs));
-  num_outputs_ = outputs->num_outputs;
+  LB_RETURN_IF_ERROR(Adopt(get->executable));
   Args<PJRT_LoadedExecutable_AddressableDevices_Args> devices;
   devices->executable = loaded_;
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_AddressableDevices, devices));
@@ -80,12 +93,12 @@ absl::StatusOr<std::vector<DeviceResult>> LoadedExecutable::ExecuteAll(
     for (Buffer* buffer : list) flat.push_back(buffer->get());
   }
   absl::InlinedVector<PJRT_Buffer* const*, 8> argument_lists;
-  absl::InlinedVector<PJRT_Buffer*, 64> outputs(devices * num_outputs_, nullptr);
+  absl::InlinedVector<PJRT_Buffer*, 64> outputs(devices * num_outputs(), nullptr);
   absl::InlinedVector<PJRT_Buffer**, 8> output_lists;
   absl::InlinedVector<PJRT_Event*, 8> events(devices, nullptr);
   for (size_t d = 0; d < devices; ++d) {
     argument_lists.push_back(flat.data() + d * count);
-    output_lists.push_back(outputs.data() + d * num_outputs_);
+    output_lists.push_back(outputs.data() + d * num_outputs());
   }
   Args<PJRT_ExecuteOptions> execute_options;
   execute_options->launch_id = options.launch_id;
@@ -102,8 +115,8 @@ absl::StatusOr<std::vector<DeviceResult>> LoadedExecutable::ExecuteAll(
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_Execute, args));
   std::vector<DeviceResult> results(devices);
   for (size_t d = 0; d < devices; ++d) {
-    results[d].outputs.reserve(num_outputs_);
-    for (size_t i = 0; i < num_outputs_; ++i) results[d].outputs.emplace_back(plugin_, outputs[d * num_outputs_ + i]);
+    results[d].outputs.reserve(num_outputs());
+    for (size_t i = 0; i < num_outputs(); ++i) results[d].outputs.emplace_back(plugin_, outputs[d * num_outputs() + i]);
     results[d].done = Event(plugin_, events[d]);
   }
   return results;
@@ -115,7 +128,7 @@ absl::StatusOr<DeviceResult> LoadedExecutable::ExecuteOnDevice(PJRT_Device* devi
   absl::InlinedVector<PJRT_Buffer*, 32> flat;
   flat.reserve(arguments.size());
   for (Buffer* buffer : arguments) flat.push_back(buffer->get());
-  absl::InlinedVector<PJRT_Buffer*, 32> outputs(num_outputs_, nullptr);
+  absl::InlinedVector<PJRT_Buffer*, 32> outputs(num_outputs(), nullptr);
   PJRT_Buffer* const* argument_list = flat.data();
   PJRT_Buffer** output_list = outputs.data();
   PJRT_Event* event = nullptr;
@@ -134,19 +147,19 @@ absl::StatusOr<DeviceResult> LoadedExecutable::ExecuteOnDevice(PJRT_Device* devi
   args->execute_device = device;
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_Execute, args));
   DeviceResult result;
-  result.outputs.reserve(num_outputs_);
+  result.outputs.reserve(num_outputs());
   for (PJRT_Buffer* output : outputs) result.outputs.emplace_back(plugin_, output);
   result.done = Event(plugin_, event);
   return result;
 }
 
-absl::StatusOr<std::string> LoadedExecutable::Name() {
+absl::StatusOr<std::string> Executable::Name() {
   auto args = On<PJRT_Executable_Name_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_Name, args));
   return std::string(args->executable_name, args->executable_name_size);
 }
 
-absl::StatusOr<std::string> LoadedExecutable::Serialize() {
+absl::StatusOr<std::string> Executable::Serialize() {
   auto args = On<PJRT_Executable_Serialize_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_Serialize, args));
   std::string bytes(args->serialized_bytes, args->serialized_bytes_size);
@@ -154,7 +167,7 @@ absl::StatusOr<std::string> LoadedExecutable::Serialize() {
   return bytes;
 }
 
-absl::StatusOr<std::string> LoadedExecutable::OptimizedProgram() {
+absl::StatusOr<std::string> Executable::OptimizedProgram() {
   Args<PJRT_Program> program;
   auto args = On<PJRT_Executable_OptimizedProgram_Args>(executable_);
   args->program = program.get();
@@ -165,7 +178,7 @@ absl::StatusOr<std::string> LoadedExecutable::OptimizedProgram() {
   return code;
 }
 
-absl::StatusOr<std::string> LoadedExecutable::CompileOptions() {
+absl::StatusOr<std::string> Executable::CompileOptions() {
   auto args = On<PJRT_Executable_GetCompileOptions_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_GetCompileOptions, args));
   std::string bytes(args->serialized_bytes, args->serialized_bytes_size);
@@ -175,19 +188,19 @@ absl::StatusOr<std::string> LoadedExecutable::CompileOptions() {
   return bytes;
 }
 
-absl::StatusOr<std::string> LoadedExecutable::Fingerprint() {
+absl::StatusOr<std::string> Executable::Fingerprint() {
   auto args = On<PJRT_Executable_Fingerprint_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_Fingerprint, args));
   return std::string(args->executable_fingerprint, args->executable_fingerprint_size);
 }
 
-absl::StatusOr<int64_t> LoadedExecutable::CodeBytes() {
+absl::StatusOr<int64_t> Executable::CodeBytes() {
   auto args = On<PJRT_Executable_SizeOfGeneratedCodeInBytes_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_SizeOfGeneratedCodeInBytes, args));
   return args->size_in_bytes;
 }
 
-absl::StatusOr<MemoryStats> LoadedExecutable::GetMemoryStats() {
+absl::StatusOr<MemoryStats> Executable::GetMemoryStats() {
   auto args = On<PJRT_Executable_GetCompiledMemoryStats_Args>(executable_);
   // An older plugin leaves the youngest fields as they are.
   args->peak_memory_in_bytes = args->total_size_in_bytes = args->total_allocation_bytes = -1;
@@ -212,7 +225,7 @@ absl::StatusOr<MemoryStats> LoadedExecutable::GetMemoryStats() {
   return stats;
 }
 
-absl::StatusOr<std::map<std::string, double>> LoadedExecutable::CostAnalysis() {
+absl::StatusOr<std::map<std::string, double>> Executable::CostAnalysis() {
   auto args = On<PJRT_Executable_GetCostAnalysis_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_GetCostAnalysis, args));
   std::map<std::string, double> properties;
@@ -223,19 +236,19 @@ absl::StatusOr<std::map<std::string, double>> LoadedExecutable::CostAnalysis() {
   return properties;
 }
 
-absl::StatusOr<int64_t> LoadedExecutable::NumReplicas() {
+absl::StatusOr<int64_t> Executable::NumReplicas() {
   auto args = On<PJRT_Executable_NumReplicas_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_NumReplicas, args));
   return static_cast<int64_t>(args->num_replicas);
 }
 
-absl::StatusOr<int64_t> LoadedExecutable::NumPartitions() {
+absl::StatusOr<int64_t> Executable::NumPartitions() {
   auto args = On<PJRT_Executable_NumPartitions_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_NumPartitions, args));
   return static_cast<int64_t>(args->num_partitions);
 }
 
-absl::StatusOr<std::vector<DType>> LoadedExecutable::OutputTypes() {
+absl::StatusOr<std::vector<DType>> Executable::OutputTypes() {
   auto args = On<PJRT_Executable_OutputElementTypes_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_OutputElementTypes, args));
   std::vector<DType> types;
@@ -246,7 +259,7 @@ absl::StatusOr<std::vector<DType>> LoadedExecutable::OutputTypes() {
   return types;
 }
 
-absl::StatusOr<std::vector<std::vector<int64_t>>> LoadedExecutable::OutputDims() {
+absl::StatusOr<std::vector<std::vector<int64_t>>> Executable::OutputDims() {
   auto args = On<PJRT_Executable_OutputDimensions_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_OutputDimensions, args));
   std::vector<std::vector<int64_t>> all;
@@ -258,13 +271,13 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> LoadedExecutable::OutputDims()
   return all;
 }
 
-absl::StatusOr<std::vector<std::string>> LoadedExecutable::OutputMemoryKinds() {
+absl::StatusOr<std::vector<std::string>> Executable::OutputMemoryKinds() {
   auto args = On<PJRT_Executable_OutputMemoryKinds_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_OutputMemoryKinds, args));
   return Texts(args->memory_kinds, args->memory_kind_sizes, args->num_outputs);
 }
 
-absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterMemoryKinds() {
+absl::StatusOr<std::vector<std::string>> Executable::ParameterMemoryKinds() {
   auto args = On<PJRT_Executable_ParameterMemoryKinds_Args>(executable_);
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Executable_ParameterMemoryKinds, args));
   return Texts(args->memory_kinds, args->memory_kind_sizes, args->num_parameters);
@@ -306,7 +319,7 @@ absl::StatusOr<std::vector<std::string>> TakeLayouts(const Plugin* plugin, const
 
 }  // namespace
 
-absl::StatusOr<std::optional<std::vector<std::string>>> LoadedExecutable::ParameterShardings() {
+absl::StatusOr<std::optional<std::vector<std::string>>> Executable::ParameterShardings() {
   const PJRT_Shardings_Extension* extension = Shardings(plugin_);
   if (extension == nullptr) return NoExtension(plugin_, "Shardings");
   auto args = On<PJRT_Shardings_PJRT_Executable_ParameterShardings_Args>(executable_);
@@ -315,7 +328,7 @@ absl::StatusOr<std::optional<std::vector<std::string>>> LoadedExecutable::Parame
   return std::optional(Texts(args->shardings, args->sharding_sizes, args->num_parameters));
 }
 
-absl::StatusOr<std::optional<std::vector<std::string>>> LoadedExecutable::OutputShardings() {
+absl::StatusOr<std::optional<std::vector<std::string>>> Executable::OutputShardings() {
   const PJRT_Shardings_Extension* extension = Shardings(plugin_);
   if (extension == nullptr) return NoExtension(plugin_, "Shardings");
   auto args = On<PJRT_Shardings_PJRT_Executable_OutputShardings_Args>(executable_);
@@ -324,7 +337,7 @@ absl::StatusOr<std::optional<std::vector<std::string>>> LoadedExecutable::Output
   return std::optional(Texts(args->shardings, args->sharding_sizes, args->num_outputs));
 }
 
-absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterLayouts() {
+absl::StatusOr<std::vector<std::string>> Executable::ParameterLayouts() {
   auto* extension =
       reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
   if (extension == nullptr || extension->base.struct_size < sizeof(PJRT_Layouts_Extension)) {
@@ -335,7 +348,7 @@ absl::StatusOr<std::vector<std::string>> LoadedExecutable::ParameterLayouts() {
   return TakeLayouts(plugin_, extension, args->layouts, args->num_parameters);
 }
 
-absl::StatusOr<std::vector<std::string>> LoadedExecutable::OutputLayouts() {
+absl::StatusOr<std::vector<std::string>> Executable::OutputLayouts() {
   auto* extension =
       reinterpret_cast<const PJRT_Layouts_Extension*>(plugin_->FindExtension(PJRT_Extension_Type_Layouts));
   if (extension == nullptr || extension->base.struct_size <

@@ -1,4 +1,4 @@
-// A compiled program, loaded on devices of this process.
+// A compiled program, and one that is loaded on devices of this process.
 #pragma once
 
 #include <cstdint>
@@ -38,29 +38,16 @@ struct MemoryStats {
   int64_t peak = -1, total = -1, total_allocation = -1, indefinite = -1, peak_unpadded_heap = -1;
 };
 
-// Thread-safety: Execute* from any thread; metadata getters one at a time (the plugin fills caches without a
-// lock): take them once after compiling.
-class LoadedExecutable {
+// Thread-safety: getters one at a time (the plugin fills caches without a lock): take them once after compiling.
+class Executable {
  public:
-  ~LoadedExecutable();  // fine while a launch runs
-  LoadedExecutable(const LoadedExecutable&) = delete;
-  LoadedExecutable& operator=(const LoadedExecutable&) = delete;
+  // Takes over what a compile for a topology gave.
+  static absl::StatusOr<std::unique_ptr<Executable>> Own(const Plugin* plugin, PJRT_Executable* executable);
+  virtual ~Executable();
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
 
-  // Plugin ids of the devices, in the order of argument lists. Empty for a portable program.
-  const std::vector<int>& device_ids() const { return device_ids_; }
   size_t num_outputs() const { return num_outputs_; }
-
-  // One launch on all devices: arguments[d][i]. Takes one thread of the plugin per device; blocks while 32
-  // launches of a device are unfinished, so keep an own cap far below. Byte sizes are all that the plugin
-  // checks of arguments. Donated buffers are dead afterwards and still have to be destroyed. An error means
-  // that nothing was launched.
-  absl::StatusOr<std::vector<DeviceResult>> ExecuteAll(absl::Span<const absl::Span<Buffer* const>> arguments,
-                                                       const ExecuteOptions& options);
-  // One device's part of a launch, for portable programs (`device` free) and for single devices of others
-  // (then every other device needs its own call with the same launch id). A program of less than 1,000 flops
-  // with ready inputs runs inside this call.
-  absl::StatusOr<DeviceResult> ExecuteOnDevice(PJRT_Device* device, absl::Span<Buffer* const> arguments,
-                                               const ExecuteOptions& options);
 
   // --- Metadata. UNIMPLEMENTED where the plugin does not know.
   absl::StatusOr<std::string> Name();
@@ -84,15 +71,42 @@ class LoadedExecutable {
   absl::StatusOr<std::vector<std::string>> ParameterLayouts();
   absl::StatusOr<std::vector<std::string>> OutputLayouts();
 
+ protected:
+  explicit Executable(const Plugin* plugin) : plugin_(plugin) {}
+  absl::Status Adopt(PJRT_Executable* executable);
+  const Plugin* const plugin_;
+
+ private:
+  PJRT_Executable* executable_ = nullptr;
+  size_t num_outputs_ = 0;
+};
+
+// Thread-safety: Execute* from any thread.
+class LoadedExecutable : public Executable {
+ public:
+  ~LoadedExecutable() override;  // fine while a launch runs
+
+  // Plugin ids of the devices, in the order of argument lists. Empty for a portable program.
+  const std::vector<int>& device_ids() const { return device_ids_; }
+
+  // One launch on all devices: arguments[d][i]. Takes one thread of the plugin per device; blocks while 32
+  // launches of a device are unfinished, so keep an own cap far below. Byte sizes are all that the plugin
+  // checks of arguments. Donated buffers are dead afterwards and still have to be destroyed. An error means
+  // that nothing was launched.
+  absl::StatusOr<std::vector<DeviceResult>> ExecuteAll(absl::Span<const absl::Span<Buffer* const>> arguments,
+                                                       const ExecuteOptions& options);
+  // One device's part of a launch, for portable programs (`device` free) and for single devices of others
+  // (then every other device needs its own call with the same launch id). A program of less than 1,000 flops
+  // with ready inputs runs inside this call.
+  absl::StatusOr<DeviceResult> ExecuteOnDevice(PJRT_Device* device, absl::Span<Buffer* const> arguments,
+                                               const ExecuteOptions& options);
+
  private:
   friend class Client;
-  LoadedExecutable(const Plugin* plugin, PJRT_LoadedExecutable* loaded) : plugin_(plugin), loaded_(loaded) {}
+  LoadedExecutable(const Plugin* plugin, PJRT_LoadedExecutable* loaded) : Executable(plugin), loaded_(loaded) {}
   absl::Status Init();
-  const Plugin* plugin_;
   PJRT_LoadedExecutable* loaded_;
-  PJRT_Executable* executable_ = nullptr;
   std::vector<int> device_ids_;
-  size_t num_outputs_ = 0;
 };
 
 }  // namespace landbridge::pjrt

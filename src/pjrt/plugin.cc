@@ -20,6 +20,7 @@
 #include "pjrt/attributes.h"
 #include "pjrt/client.h"
 #include "pjrt/ffi_handler.h"
+#include "pjrt/key_value_callbacks.h"
 
 namespace landbridge::pjrt {
 namespace {
@@ -99,6 +100,7 @@ absl::StatusOr<std::shared_ptr<Plugin>> Plugin::Load(const std::string& given_pa
   Args<PJRT_Plugin_Attributes_Args> attributes;
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin.get(), PJRT_Plugin_Attributes, attributes));
   plugin->attributes_ = ReadAttributes(attributes->attributes, attributes->num_attributes);
+  plugin->traits_ = ProbeTraits(*plugin);
   loaded.by_path[path] = plugin;
   return plugin;
 }
@@ -136,7 +138,7 @@ Plugin::ClientOptions Plugin::CpuOptions(int device_count) {
   return options;
 }
 
-absl::Status Plugin::RegisterFfiHandler(absl::string_view target, void* handler, absl::string_view platform) {
+absl::Status Plugin::RegisterFfiHandler(absl::string_view target, void* handler) {
   auto* extension = reinterpret_cast<const PJRT_FFI_Extension*>(FindExtension(PJRT_Extension_Type_FFI));
   if (extension == nullptr || extension->base.struct_size < sizeof(PJRT_FFI_Extension) ||
       extension->register_handler == nullptr) {
@@ -149,18 +151,19 @@ absl::Status Plugin::RegisterFfiHandler(absl::string_view target, void* handler,
   args->target_name = target.data();
   args->target_name_size = target.size();
   args->handler = handler;
-  args->platform_name = platform.data();
-  args->platform_name_size = platform.size();
+  args->platform_name = traits_.ffi_platform.data();
+  args->platform_name_size = traits_.ffi_platform.size();
   return TakeError(extension->register_handler(args.get()));
 }
 
-absl::StatusOr<std::unique_ptr<Client>> Plugin::CreateClient(const ClientOptions& options) {
+absl::StatusOr<std::unique_ptr<Client>> Plugin::CreateClient(const ClientOptions& options, KeyValueStore* store) {
   std::unique_ptr<Client> client(new Client);
   client->plugin_ = shared_from_this();
   NamedValues values(options.options);
   Args<PJRT_Client_Create_Args> args;
   args->create_options = values.data();
   args->num_options = values.size();
+  if (store != nullptr) SetKeyValueCallbacks(store, args.get());
   LB_RETURN_IF_ERROR(AddContext(LB_PJRT_CALL(this, PJRT_Client_Create, args),
                                 absl::StrCat("the PJRT plugin ", path_, " made no client")));
   client->client_ = args->client;

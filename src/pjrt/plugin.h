@@ -19,10 +19,12 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "pjrt/c_api.h"
+#include "pjrt/traits.h"
 
 namespace landbridge::pjrt {
 
 class Client;
+class KeyValueStore;
 
 using Attribute = std::variant<std::string, int64_t, std::vector<int64_t>, float, bool>;
 using AttributeMap = std::map<std::string, Attribute>;
@@ -49,17 +51,20 @@ class Plugin : public std::enable_shared_from_this<Plugin> {
   const AttributeMap& attributes() const { return attributes_; }
   const std::vector<int>& extension_types() const { return extension_types_; }  // in the plugin's order
   bool HasExtension(PJRT_Extension_Type type) const { return FindExtension(type) != nullptr; }
+  const Traits& traits() const { return traits_; }
 
   struct ClientOptions {
     AttributeMap options;  // passed through by name, e.g. {"cpu_device_count", int64_t{4}}
   };
   static ClientOptions CpuOptions(int device_count);
-  absl::StatusOr<std::unique_ptr<Client>> CreateClient(const ClientOptions& options);
+  // `store`: for clients of several processes that become one (client_options.h: GroupPlace); it must outlive the client. Then
+  // this waits for the others, for minutes.
+  absl::StatusOr<std::unique_ptr<Client>> CreateClient(const ClientOptions& options, KeyValueStore* store = nullptr);
 
-  // Registers an execute-stage handler (an XLA_FFI_Handler of ffi_api.h) under `target`, before programs that use
-  // it are compiled or loaded. The plugin hides refusals: Client::CheckCustomCall proves that it took. The same
+  // Registers an execute-stage handler (an XLA_FFI_Handler of ffi_api.h) for its platform under `target`, before programs that
+  // use it are compiled or loaded. The plugin hides refusals: Client::CheckCustomCall proves that it took. The same
   // pointer again is fine.
-  absl::Status RegisterFfiHandler(absl::string_view target, void* handler, absl::string_view platform = "Host");
+  absl::Status RegisterFfiHandler(absl::string_view target, void* handler);
 
   // For the wrappers in this room.
   const PJRT_Api* api() const { return api_; }
@@ -74,6 +79,7 @@ class Plugin : public std::enable_shared_from_this<Plugin> {
   const PJRT_Api* api_ = nullptr;
   AttributeMap attributes_;
   std::vector<int> extension_types_;
+  Traits traits_;
 };
 
 // The CPU plugin to use: $LANDBRIDGE_PJRT_PLUGIN if set, else lammps_jax_pjrt_cpu's or, failing that,

@@ -148,6 +148,13 @@ HolderAgent::Callbacks ControllerHost::AgentCallbacks() {
 
 void ControllerHost::OnFleet(const Fleet& fleet) {
   if (has_devices_) return;  // virtual devices never change under a client
+  waits_for_kind_.clear();
+  if (fleet.platform != "cpu" && fleet.device_kind.empty()) {
+    // JAX asks what they are before anything else, and only a worker knows.
+    waits_for_kind_ = absl::StrCat("a worker to tell what its ", fleet.platform, " devices are");
+    LogInfo("waiting for ", waits_for_kind_);
+    return;
+  }
   const int slices =
       options_.virtual_slices.empty() ? fleet.slice_count : static_cast<int>(options_.virtual_slices.size());
   std::vector<VirtualDevice> devices;
@@ -287,7 +294,10 @@ void ControllerHost::ServeExecutable(Incarnation, ExecutableId executable,
 
 // ---------------------------------------------------------------- looking inside
 
-std::string ControllerHost::waits_for() const { return agent_->waits_for(); }
+std::string ControllerHost::waits_for() const {
+  const std::string of_agent = agent_->waits_for();
+  return of_agent.empty() ? waits_for_kind_ : of_agent;
+}
 
 json ControllerHost::WorkerCounts() const {
   const HolderLease::MemberCounts counts = agent_->lease().member_counts();

@@ -155,6 +155,7 @@ class ControllerHost : private ControllerSink {
   std::vector<Incarnation> dirty_;  // members with something to send
   bool flush_posted_ = false;
   bool has_devices_ = false;
+  std::string waits_for_kind_;  // what the devices are, if nobody has said it yet
   uint64_t losses_ = 0;
   uint64_t work_done_ = 0;
   uint64_t flushes_ = 0;  // turns of the loop at whose end something was sent

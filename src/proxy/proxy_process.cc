@@ -128,13 +128,24 @@ void ProxyProcess::OnDevices(const Fleet& fleet, const std::vector<VirtualDevice
   // or for other groups of devices.
   catalog.platform_version = absl::StrCat("landbridge ", BuildVersion(), " (programs ", compiler_->seal_name(), " on ",
                                           slices, "x", fleet.workers_per_slice, "x", fleet.devices_per_worker, ")");
+  catalog.platform_name = fleet.platform;
+  std::vector<MemoryKind> memories = {MemoryKind::kDevice};
+  if (fleet.platform == "cpu") {
+    memories = {MemoryKind::kDevice, MemoryKind::kPinnedHost, MemoryKind::kUnpinnedHost};
+  } else {
+    for (const std::string& kind : fleet.memory_kinds) {
+      const auto known = ParseMemoryKind(kind);
+      if (known.ok() && *known != MemoryKind::kDevice) memories.push_back(*known);
+    }
+  }
   for (const VirtualDevice& device : devices) {
     CatalogDevice& shown = catalog.devices.emplace_back();
     shown.id = device.id;
     shown.slice_index = device.slot.slice.value();
     shown.worker_index = shown.slice_index * fleet.workers_per_slice + device.slot.index;
     shown.local_ordinal = static_cast<int>(device.local_ordinal);
-    shown.memories = {MemoryKind::kDevice, MemoryKind::kPinnedHost, MemoryKind::kUnpinnedHost};
+    if (fleet.platform != "cpu") shown.device_kind = fleet.device_kind;
+    shown.memories = memories;
   }
   door_->SetDevices(std::move(catalog));
   LogInfo("IFRT proxy server started with status OK on ", client_address_, ": ", slices, " slice(s) of ",

@@ -364,7 +364,8 @@ int ResourceManagerCore::FindFreeSlice(int only, TimeNs now) const {
     if (slice.lease.has_value()) continue;
     const bool whole = std::all_of(slice.members.begin(), slice.members.end(), [&](Incarnation id) {
       const Worker* worker = Find(id);
-      return worker != nullptr && Current(*worker, now) && worker->draining.empty() && worker->linked;
+      return worker != nullptr && Current(*worker, now) && worker->draining.empty() && worker->linked &&
+             !worker->forming;
     });
     if (whole) return static_cast<int>(s);
   }

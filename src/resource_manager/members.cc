@@ -150,6 +150,19 @@ void ResourceManagerCore::JudgeClaims() {
   }
 }
 
+// A worker that makes its client with others knows its devices when that is done.
+void ResourceManagerCore::TakeNewFacts(Worker& worker, const MemberReport& report) {
+  if (worker.forming != report.forming()) {
+    worker.forming = report.forming();
+    changed_ = true;
+    if (worker.placed) MarkSlice(worker.slice);
+  }
+  if (!report.has_info() || worker.info.device_kind() == report.info().device_kind()) return;
+  worker.info.set_device_kind(report.info().device_kind());
+  *worker.info.mutable_memory_kinds() = report.info().memory_kinds();
+  for (auto& [life, proxy] : proxies_) proxy.dirty = true;  // DescribeDevices
+}
+
 absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, TimeNs now) {
   Observe(now);
   LB_RETURN_IF_ERROR(CheckMemberReport(report));
@@ -190,6 +203,7 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
     worker->refused = WhyRefused(worker->info);
     MarkDirty(*worker);
     changed_ = true;
+    for (auto& [life, proxy] : proxies_) proxy.dirty |= options_.type.platform != "cpu";  // DescribeDevices
     sink_->Log(
         absl::StrCat("worker ", worker->info.name(), " (", id.ToString(), ") on ", worker->info.host(), ", ",
                      worker->info.device_count(), " ", worker->info.platform(), " devices",
@@ -213,6 +227,7 @@ absl::Status ResourceManagerCore::OnMemberReport(const MemberReport& report, Tim
   } else if (!worker->know_info) {
     MarkDirty(*worker);  // asks for it
   }
+  TakeNewFacts(*worker, report);
   if (report.placed() && !worker->placed && !worker->replaced && worker->refused.empty() && worker->know_info) {
     ClaimPlace(*worker, report.slice(), report.index());
   }
@@ -308,8 +323,10 @@ void ResourceManagerCore::FillPlaces(bool wished, std::vector<Worker*>& spares) 
           if (wished && spare->info.slice_hint() != static_cast<int>(s) + 1) return false;
           return std::all_of(slice.members.begin(), slice.members.end(), [&](Incarnation id) {
             const Worker* other = Find(id);
-            return other == nullptr || (other->info.plugin_hash() == spare->info.plugin_hash() &&
-                                        other->info.device_kind() == spare->info.device_kind());
+            if (other == nullptr) return true;
+            const std::string &kind = spare->info.device_kind(), &of_other = other->info.device_kind();
+            return other->info.plugin_hash() == spare->info.plugin_hash() &&
+                   (kind.empty() || of_other.empty() || kind == of_other);  // none: it knows when it has formed
           });
         };
         auto it = std::find_if(spares.begin(), spares.end(), fits);

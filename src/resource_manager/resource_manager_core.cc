@@ -181,7 +181,9 @@ MemberUpdate ResourceManagerCore::MakeMemberUpdate(const Worker& worker) const {
       revoked->set_count(ended.count);
     }
   }
-  if (worker.placed && worker.refused.empty() && !worker.replaced && worker.draining.empty() && settled_) {
+  if (worker.placed) TellFormation(slices_[static_cast<size_t>(worker.slice)], update);
+  if (worker.placed && worker.refused.empty() && !worker.replaced && worker.draining.empty() && !worker.forming &&
+      settled_) {
     const std::optional<Lease>& lease = slices_[static_cast<size_t>(worker.slice)].lease;
     auto held = worker.leases.find(worker.slice);
     const bool has =
@@ -209,6 +211,8 @@ HolderUpdate ResourceManagerCore::MakeHolderUpdate(const Proxy& proxy) const {
   update.set_slice_count(options_.slice_count);
   update.set_workers_per_slice(options_.type.workers_per_slice);
   update.set_devices_per_worker(options_.type.devices_per_worker);
+  update.set_platform(options_.type.platform);
+  DescribeDevices(update);
   for (const auto& [id, request] : proxy.requests) {
     RequestUpdate* told = update.add_requests();
     told->set_id(id);
@@ -246,6 +250,29 @@ HolderUpdate ResourceManagerCore::MakeHolderUpdate(const Proxy& proxy) const {
     }
   }
   return update;
+}
+
+// Who makes a client together with whom. Workers of CPUs have no use for it.
+void ResourceManagerCore::TellFormation(const Slice& slice, MemberUpdate& update) const {
+  if (options_.type.platform == "cpu" || slice.members.size() < 2) return;
+  for (Incarnation id : slice.members) {
+    const Worker* member = Find(id);
+    if (member == nullptr || !member->know_info || !member->refused.empty()) return update.clear_formation();
+    FormationMember* told = update.add_formation();
+    told->set_incarnation(id.value());
+    told->set_address(member->info.control_address());
+  }
+}
+
+// What only the workers know. A CPU is a CPU.
+void ResourceManagerCore::DescribeDevices(HolderUpdate& update) const {
+  if (options_.type.platform == "cpu") return;
+  for (const auto& [id, worker] : workers_) {
+    if (!worker.know_info || !worker.refused.empty() || worker.info.device_kind().empty()) continue;
+    update.set_device_kind(worker.info.device_kind());
+    *update.mutable_memory_kinds() = worker.info.memory_kinds();
+    return;
+  }
 }
 
 std::optional<Grant> ResourceManagerCore::lease(int slice) const {

@@ -99,6 +99,7 @@ class ResourceManagerCore {
     bool placed = false;
     bool replaced = false;
     bool dirty = false;
+    bool forming = false;
     int slice = 0, index = 0;
     std::optional<std::pair<int, int>> contested;  // slice and index: a claim that is judged when the window is over
     uint64_t last_report = 0;
@@ -153,10 +154,13 @@ class ResourceManagerCore {
   void MarkDirty(Worker& worker);
   MemberUpdate MakeMemberUpdate(const Worker& worker) const;
   HolderUpdate MakeHolderUpdate(const Proxy& proxy) const;
+  void DescribeDevices(HolderUpdate& update) const;
+  void TellFormation(const Slice& slice, MemberUpdate& update) const;
 
   // --- Members (members.cc).
   absl::Status CheckMemberReport(const MemberReport& report) const;
   std::string WhyRefused(const WorkerInfo& info) const;
+  void TakeNewFacts(Worker& worker, const MemberReport& report);
   void RemoveWorker(Incarnation id, const std::string& why);
   void Retire(Incarnation id);
   void ClaimPlace(Worker& worker, int slice, int index);

@@ -511,6 +511,52 @@ TEST_F(RmTest, DeadHintOfAHolderCountsOnceTheLinkIsGone) {
   EXPECT_TRUE(rm_->lease(0).has_value());  // the lease waits for a new member
 }
 
+// Workers of a slice that make their clients together are told who they are when all are there, and take grants when they have them.
+TEST_F(RmTest, AFormationIsTheLivesOfAWholeSlice) {
+  StartRm("cuda:2x4", 1);
+  AddProxy(100, {"cuda:2x4"});
+  auto add = [&](uint64_t id, const std::string& name) {
+    FakeWorker& worker = AddWorker(id, name);
+    worker.report.mutable_info()->set_platform("cuda");
+    worker.report.set_forming(true);
+  };
+  auto formation = [&](uint64_t id) {
+    std::vector<std::string> members;
+    for (const FormationMember& member : member_updates_[id].formation()) {
+      members.push_back(absl::StrCat(member.incarnation(), " ", member.address()));
+    }
+    return absl::StrJoin(members, ", ");
+  };
+  add(1, "a");
+  Rounds(20);
+  EXPECT_EQ(formation(1), "") << "one of two";
+  add(2, "b");
+  Rounds(4);
+  EXPECT_EQ(formation(1), "1 h:1, 2 h:2");
+  EXPECT_EQ(formation(2), "1 h:1, 2 h:2");
+  EXPECT_FALSE(rm_->lease(0).has_value()) << "no devices yet";
+  EXPECT_EQ(holder_updates_[100].platform(), "cuda");
+  EXPECT_EQ(holder_updates_[100].device_kind(), "");
+  for (uint64_t id : {1, 2}) {
+    workers_[id].report.set_forming(false);
+    workers_[id].report.mutable_info()->set_device_kind("a GPU");
+    workers_[id].report.mutable_info()->add_memory_kinds("device");
+    Rounds(2);
+  }
+  EXPECT_TRUE(rm_->lease(0).has_value());
+  EXPECT_EQ(holder_updates_[100].device_kind(), "a GPU");
+  EXPECT_EQ(holder_updates_[100].memory_kinds_size(), 1);
+  // A new life of a member is another formation, for all.
+  workers_[2].report.set_leaving(true);
+  Say(2);
+  workers_.erase(2);
+  Rounds(2);
+  add(3, "b");
+  Rounds(4);
+  EXPECT_EQ(formation(1), "1 h:1, 3 h:3") << "one that does not know its devices fits to those that do";
+  EXPECT_EQ(formation(3), "1 h:1, 3 h:3");
+}
+
 TEST_F(RmTest, DrainingWorkersGetNoNewGrant) {
   StartRm("cpu:4", 1);
   AddWorker(11).report.set_draining("SIGTERM");

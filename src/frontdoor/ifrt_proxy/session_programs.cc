@@ -17,6 +17,20 @@ namespace proxy = xla::ifrt::proxy;
 
 namespace {
 
+// Programs over several workers run by our own collectives on CPUs, and elsewhere by those that the plugin has between the
+// workers of one slice, which made its client together.
+absl::Status CheckSpan(const DeviceCatalog& catalog, const std::vector<DeviceId>& devices) {
+  if (catalog.platform_name == "cpu") return absl::OkStatus();
+  absl::flat_hash_set<int> slices;
+  for (const CatalogDevice& device : catalog.devices) {
+    if (std::find(devices.begin(), devices.end(), device.id) != devices.end()) slices.insert(device.slice_index);
+  }
+  if (slices.size() <= 1) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("A program over devices of several slices cannot run on platform ",
+                                               catalog.platform_name,
+                                               " yet: use a mesh for each slice, and jax.device_put between them"));
+}
+
 // The devices of a program in logical order: for each replica, each partition.
 absl::StatusOr<std::vector<DeviceId>> ProgramDevices(const xla::CompileOptionsProto& options,
                                                      const DeviceCatalog& catalog) {
@@ -182,6 +196,7 @@ absl::Status SessionCore::CompileModule(const Op& op, absl::Cord program, xla::C
   LB_ASSIGN_OR_RETURN(pending.hints, TakeProgramHints(&options));
   LB_ASSIGN_OR_RETURN(pending.devices, ProgramDevices(options, *catalog_));
   LB_ASSIGN_OR_RETURN(const bool split, controller_->SpansWorkers(pending.devices));
+  if (split) LB_RETURN_IF_ERROR(CheckSpan(*catalog_, pending.devices));
   NormaliseAssignment(&options, std::max<int64_t>(options.executable_build_options().num_replicas(), 1),
                       std::max<int64_t>(options.executable_build_options().num_partitions(), 1));
   pending.op = op;

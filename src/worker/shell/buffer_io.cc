@@ -53,6 +53,7 @@ bool HostCanRead(const void* address, size_t bytes) {
 absl::StatusOr<std::unique_ptr<BufferIo>> BufferIo::Create(pjrt::Client* client) {
   std::unique_ptr<BufferIo> io(new BufferIo(client));
   if (client->devices().empty()) return absl::FailedPreconditionError("the PJRT plugin shows no device");
+  if (!client->plugin().traits().host_memory) return io;
   std::string bytes(kProbeBytes, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 37 + 11);
   const pjrt::Device& device = client->devices()[0];
@@ -110,13 +111,18 @@ absl::StatusOr<HostImage> BufferIo::ReadImage(const std::shared_ptr<BufferSlot>&
     LB_ASSIGN_OR_RETURN(std::shared_ptr<const BufferSlot::Pinned> pinned, slot->Pin());
     return HostImage{pinned->data(), bytes, pinned};
   }
-  LB_ASSIGN_OR_RETURN(size_t host_bytes, buffer->HostImageBytes());
-  if (static_cast<int64_t>(host_bytes) != bytes) {
+  return CopyOut(*buffer, dtype, bytes);
+}
+
+absl::StatusOr<HostImage> BufferIo::CopyOut(const pjrt::Buffer& buffer, DType dtype, int64_t image_bytes) const {
+  if (image_bytes == 0) return HostImage{};
+  LB_ASSIGN_OR_RETURN(size_t host_bytes, buffer.HostImageBytes());
+  if (static_cast<int64_t>(host_bytes) != image_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("a buffer of ", host_bytes, " bytes was described as ",
-                                                   DTypeName(dtype), " of ", bytes, " bytes"));
+                                                   DTypeName(dtype), " of ", image_bytes, " bytes"));
   }
-  LB_ASSIGN_OR_RETURN(OwnedImage image, AllocateImage(bytes));
-  LB_ASSIGN_OR_RETURN(pjrt::Event event, buffer->CopyToHost(image.data, static_cast<size_t>(bytes)));
+  LB_ASSIGN_OR_RETURN(OwnedImage image, AllocateImage(image_bytes));
+  LB_ASSIGN_OR_RETURN(pjrt::Event event, buffer.CopyToHost(image.data, static_cast<size_t>(image_bytes)));
   LB_RETURN_IF_ERROR(FromPluginError(event.Await(), "reading a buffer"));
   return image.Read();
 }
@@ -125,9 +131,12 @@ absl::StatusOr<pjrt::Buffer> BufferIo::FromImage(const std::byte* data, DType dt
                                                  absl::Span<const int64_t> byte_strides,
                                                  const pjrt::Memory& memory) const {
   static const std::byte kNothing[64] = {};
-  auto made = client_->BufferFromHost(data == nullptr ? kNothing : data, dtype, dims, byte_strides, memory,
-                                      pjrt::HostSemantics::kOnlyDuringCall);
+  // Where bytes are copied by the device, a copy for the device to read would be one too many.
+  auto made = client_->BufferFromHost(
+      data == nullptr ? kNothing : data, dtype, dims, byte_strides, memory,
+      host_accessible_ ? pjrt::HostSemantics::kOnlyDuringCall : pjrt::HostSemantics::kUntilTransferCompletes);
   if (!made.ok()) return FromPluginError(made.status(), "making a buffer");
+  if (!host_accessible_) LB_RETURN_IF_ERROR(FromPluginError(made->done_with_host.Await(), "making a buffer"));
   return std::move(made->buffer);
 }
 

@@ -35,13 +35,12 @@ absl::StatusOr<OwnedImage> AllocateImage(int64_t bytes);
 // Whether this process can read `bytes` bytes at `address`, without trying it the hard way.
 bool HostCanRead(const void* address, size_t bytes);
 
-// Wire images (base/dtype.h HostElementBytes: a byte per sub-byte element) to and from buffers. What the plugin can
-// do is found by trying, once, not by its name.
+// Wire images (base/dtype.h HostElementBytes: a byte per sub-byte element) to and from buffers.
 //
 // Thread-safety: all members from any thread, after Create.
 class BufferIo {
  public:
-  // Makes one small buffer to see whether device memory is ordinary memory for us.
+  // Where the plugin's memory should be ordinary memory for us (pjrt::Traits), makes one small buffer to see that it is.
   static absl::StatusOr<std::unique_ptr<BufferIo>> Create(pjrt::Client* client);
 
   pjrt::Client& client() const { return *client_; }
@@ -64,6 +63,9 @@ class BufferIo {
   // the loop's thread unless IsInPlace.
   absl::StatusOr<HostImage> ReadImage(const std::shared_ptr<BufferSlot>& slot, DType dtype,
                                       absl::Span<const int64_t> dims) const;
+
+  // A copy of the dense wire image, which has `image_bytes`, made by the plugin. Blocks.
+  absl::StatusOr<HostImage> CopyOut(const pjrt::Buffer& buffer, DType dtype, int64_t image_bytes) const;
 
   // A buffer with the content of an image, which is not needed any more when this returns. The buffer may still
   // have to become ready.

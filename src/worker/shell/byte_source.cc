@@ -89,6 +89,13 @@ HostImage SwitchableSource::image() const {
   return image_;
 }
 
+absl::StatusOr<HostImage> SwitchableSource::Copy() const {
+  const HostImage now = image();
+  LB_ASSIGN_OR_RETURN(OwnedImage copy, AllocateImage(now.bytes));
+  if (now.bytes > 0) std::memcpy(copy.data, now.data, static_cast<size_t>(now.bytes));
+  return copy.Read();
+}
+
 void SwitchableSource::Switch(HostImage same_bytes) {
   absl::MutexLock lock(&mutex_);
   std::swap(image_, same_bytes);

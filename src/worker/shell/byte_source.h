@@ -15,12 +15,21 @@
 
 namespace landbridge {
 
+// What a worker sends: it may be exchanged for a copy of itself, so that somebody else gets the memory that it reads.
+class SendSource : public dataplane::Source {
+ public:
+  // All its bytes in memory of their own. Blocks for the copy. RESOURCE_EXHAUSTED if there is no memory.
+  virtual absl::StatusOr<HostImage> Copy() const = 0;
+  // Reads from the copy from now on. The old memory is let go: on this thread, or with the last chunk of it on its way.
+  virtual void Switch(HostImage copy) = 0;
+};
+
 // A box of a dense image, row-major as it travels; sub-byte elements are packed. What is one run of the image is sent
 // from where it lies, anything else is packed piece by piece when it is pulled: no second copy exists at any time, unless
 // the source is exchanged for one (Copy, Switch) so that somebody else gets the image's memory.
 //
 // Thread-safety: all members from any thread.
-class BoxSource : public dataplane::Source {
+class BoxSource : public SendSource {
  public:
   // The image of an array of `dims`; the box lies inside.
   BoxSource(HostImage image, DType dtype, absl::Span<const int64_t> dims, IndexBox box, TaskPool* pool);
@@ -28,10 +37,8 @@ class BoxSource : public dataplane::Source {
   void Read(uint64_t offset, uint64_t size, dataplane::ReadDone done) override;
   bool copies() const override { return packs_; }
 
-  // All its bytes in memory of their own. RESOURCE_EXHAUSTED if there is none.
-  absl::StatusOr<HostImage> Copy() const;
-  // Reads from the copy from now on. The image is let go: on this thread, or with the last chunk of it on its way.
-  void Switch(HostImage copy);
+  absl::StatusOr<HostImage> Copy() const override;
+  void Switch(HostImage copy) override;
 
  private:
   struct Layout {
@@ -53,15 +60,17 @@ class BoxSource : public dataplane::Source {
 // image that it reads.
 //
 // Thread-safety: all members from any thread.
-class SwitchableSource : public dataplane::Source {
+class SwitchableSource : public SendSource {
  public:
   explicit SwitchableSource(HostImage image) : size_(static_cast<uint64_t>(image.bytes)), image_(std::move(image)) {}
   uint64_t size() const override { return size_; }
   void Read(uint64_t offset, uint64_t size, dataplane::ReadDone done) override;
-  HostImage image() const;
-  void Switch(HostImage same_bytes);  // the old image is let go (on this thread, or with the last chunk of it)
+  absl::StatusOr<HostImage> Copy() const override;
+  void Switch(HostImage same_bytes) override;
 
  private:
+  HostImage image() const;
+
   const uint64_t size_;
   mutable absl::Mutex mutex_;
   HostImage image_ ABSL_GUARDED_BY(mutex_);

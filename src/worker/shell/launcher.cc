@@ -117,8 +117,8 @@ void IssueOnDevice(pjrt::Client& client, const std::shared_ptr<Split>& split, si
 
 }  // namespace
 
-bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform) {
-  if (platform != "cpu" || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax)
+bool IssuesAtOnce(const ExecutableInfo& info, const pjrt::Traits& traits) {
+  if (!traits.runs_in_caller || info.num_devices() != 1 || info.parameters_size() > limits::kIssueInPlaceArgumentsMax)
     return false;
   if (info.flops_at_least() >= limits::kCpuPluginThreadsFlops) return true;
   if (info.has_loops() || info.custom_call_targets_size() > 0) return false;
@@ -159,7 +159,7 @@ void IssueLaunch(pjrt::Client& client, LaunchWork work, Clock& clock, LaunchDone
   options.non_donatable_inputs = work.kept;
   pjrt::LoadedExecutable& executable = *work.program->executable;
   std::vector<pjrt::DeviceResult> results;
-  if (shards == 1) {
+  if (shards == 1 && !work.native) {
     auto result = executable.ExecuteOnDevice(client.devices()[static_cast<size_t>(work.devices[0])].handle,
                                              arguments[0], options);
     if (result.ok()) {

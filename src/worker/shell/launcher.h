@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "base/time.h"
 #include "collectives/collective_handler.h"
 #include "compiler/load.h"
@@ -27,6 +26,7 @@ struct LaunchWork {
   std::vector<int64_t> kept;      // parameters that the program would donate but this launch must not
   std::vector<uint32_t> donated;  // parameters whose buffers end here
   bool issues_at_once = false;
+  bool native = false;  // this worker's part of a launch that the plugin runs over several
   // Of split programs. The registration lives until all devices are done.
   std::shared_ptr<CollectiveRun> collectives;
   CollectiveRegistration registration;
@@ -37,9 +37,9 @@ struct LaunchWork {
 using LaunchDone = std::function<void(absl::Status status, TimeNs start, TimeNs end)>;
 
 // Whether handing a launch of the program to the plugin takes microseconds and never blocks, so that a loop's thread may do
-// it. Plugins hand programs to threads of their own, except that the CPU plugin runs those of few operations in the caller:
-// then sizes must bound the time.
-bool IssuesAtOnce(const ExecutableInfo& info, absl::string_view platform);
+// it. The CPU plugin (pjrt::Traits::runs_in_caller) hands programs to threads of its own, except that it runs those of few
+// operations in the caller: then sizes must bound the time. Others may wait for the device.
+bool IssuesAtOnce(const ExecutableInfo& info, const pjrt::Traits& traits);
 
 // Hands the launch to the plugin and fills the output slots; on the dispatch thread whose turn it is. Input slots
 // must be filled, or have failed: then nothing is launched (peers of a half-launched program would hang), the outputs

@@ -16,14 +16,16 @@ namespace landbridge {
 void Loads::Start(const LoadExecutable& load) {
   const ExecutableId executable(load.executable());
   loading_[executable] = true;
-  std::vector<int> devices(load.devices().begin(), load.devices().end());
+  auto job = std::make_shared<Job>();
+  job->devices.assign(load.devices().begin(), load.devices().end());
+  job->numbers_in_group.assign(load.global_devices().begin(), load.global_devices().end());
   auto fail = [&](absl::Status status) {
     context_->Begin();
     context_->PostEnd([this, executable, status = std::move(status)] { Finish(executable, status); });
   };
   if (!load.inline_envelope().empty()) {
     auto bytes = std::make_shared<const std::string>(load.inline_envelope());
-    return LoadBytes(executable, std::move(devices), *bytes, bytes, load.sha256());
+    return LoadBytes(executable, std::move(job), *bytes, bytes, load.sha256());
   }
   if (load.size() <= 0 || load.size() > limits::kEnvelopeBytesMax) {
     return fail(absl::InvalidArgumentError(
@@ -34,20 +36,18 @@ void Loads::Start(const LoadExecutable& load) {
   std::shared_ptr<char[]> bytes(new char[size]);
   puller_->Pull(
       context_->proxy, context_->KeyOf(DataKeyKind::kExecutable, load.executable()), 0, bytes.get(), size, bytes,
-      [this, executable, devices = std::move(devices), bytes, size, sha256 = load.sha256()](absl::Status status) {
+      [this, executable, job = std::move(job), bytes, size, sha256 = load.sha256()](absl::Status status) {
         if (!status.ok()) {
           return Finish(executable, AddContext(status, absl::StrCat("fetching program ", executable.ToString())));
         }
-        LoadBytes(executable, devices, {bytes.get(), size}, bytes, sha256);
+        LoadBytes(executable, job, {bytes.get(), size}, bytes, sha256);
       });
 }
 
-void Loads::LoadBytes(ExecutableId executable, std::vector<int> devices, absl::string_view bytes,
+void Loads::LoadBytes(ExecutableId executable, std::shared_ptr<Job> job, absl::string_view bytes,
                       std::shared_ptr<const void> owner, std::string sha256) {
   context_->Begin();
-  auto job = std::make_shared<Job>();
   job->context = context_->shared_from_this();
-  job->devices = std::move(devices);
   job->done = [this, executable](absl::StatusOr<std::shared_ptr<LoadedProgram>> result) {
     Finish(executable, std::move(result));
   };
@@ -79,7 +79,7 @@ void Loads::Job::SupplyHandlers() {
 }
 
 void Loads::Job::Load() {
-  auto loaded = LoadBody(context->io->client(), std::move(body), devices);
+  auto loaded = LoadBody(context->io->client(), std::move(body), devices, numbers_in_group);
   if (!loaded.ok()) return End(loaded.status());
   End(std::make_shared<LoadedProgram>(*std::move(loaded)));
 }
@@ -96,7 +96,7 @@ void Loads::Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<Loade
   if (loaded.ok()) {
     LogDebug("loaded ", (*loaded)->info.name(), " as ", executable.ToString());
     if (wanted) {
-      const bool issues_at_once = IssuesAtOnce((*loaded)->info, context_->io->client().platform_name());
+      const bool issues_at_once = IssuesAtOnce((*loaded)->info, context_->io->client().plugin().traits());
       loaded_[executable] = {*std::move(loaded), issues_at_once};
     } else {
       Destroy(*std::move(loaded));

@@ -39,12 +39,12 @@ class Loads {
     void End(absl::StatusOr<std::shared_ptr<LoadedProgram>> result);
 
     std::shared_ptr<ShellContext> context;
-    std::vector<int> devices;
+    std::vector<int> devices, numbers_in_group;
     ExecutableBody body;
     std::function<void(absl::StatusOr<std::shared_ptr<LoadedProgram>>)> done;  // on the loop
   };
 
-  void LoadBytes(ExecutableId executable, std::vector<int> devices, absl::string_view bytes,
+  void LoadBytes(ExecutableId executable, std::shared_ptr<Job> job, absl::string_view bytes,
                  std::shared_ptr<const void> owner, std::string sha256);
   void Finish(ExecutableId executable, absl::StatusOr<std::shared_ptr<LoadedProgram>> loaded);
   // Freeing a program takes milliseconds: not on the loop.

@@ -7,6 +7,7 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "sharding/reshard_limits.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {
@@ -110,9 +111,8 @@ absl::Status Makes::TryWholeCopy(const std::shared_ptr<Open>& open, bool* taken)
 }
 
 absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
-  const MakeBuffer& spec = open->spec();
-  const int element_bytes = HostElementBytes(open->dtype);
   open->in_place = context_->io->CanFillInPlace(open->dtype);
+  if (!context_->io->host_accessible()) return TakeImage(open);
   if (open->in_place) {
     auto buffer = context_->io->client().CreateUninitialized(open->dtype, open->dims, *open->memory);
     if (!buffer.ok()) return FromPluginError(buffer.status(), "making a buffer");
@@ -127,6 +127,53 @@ absl::Status Makes::StartPieces(const std::shared_ptr<Open>& open) {
     open->data = image.data;
     open->keep = image.owner;
   }
+  return ArrangePieces(open);
+}
+
+absl::Status Makes::TakeImage(const std::shared_ptr<Open>& open) {
+  open->next = [this, open] {
+    ++open->arriving;
+    context_->Begin();
+    std::shared_ptr<ShellContext> context = context_->shared_from_this();
+    context_->received->Acquire(open->bytes, [this, context, open](ImageBudget::Grant grant) {
+      context->PostEnd([this, open, grant = std::move(grant)]() mutable { OnRoom(open, std::move(grant)); });
+    });
+  };
+  for (const Piece& piece : open->spec().pieces()) {
+    if (piece.has_local()) continue;
+    const IndexBox box = BoxOf(piece.target_box(), open->dims);
+    LB_RETURN_IF_ERROR(CheckBox(open->dims, box));
+    const int64_t bytes =
+        std::min(PackedBytes(box.Elements(), DeviceElementBits(open->dtype)), limits::kStagedProbeBytes);
+    if (bytes == 0) continue;
+    LB_ASSIGN_OR_RETURN(OwnedImage first, AllocateImage(bytes));
+    ++open->arriving;
+    StartPull(open, piece.remote(), 0, first.data, bytes, first.owner,
+              [this, open](const absl::Status& status) { Arrived(open, status); });
+  }
+  ++open->arriving;  // of this function
+  Arrived(open, absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void Makes::OnRoom(const std::shared_ptr<Open>& open, ImageBudget::Grant grant) {
+  absl::Status status = open->status;  // given up in line
+  if (status.ok()) {
+    absl::StatusOr<OwnedImage> image = AllocateImage(open->bytes);
+    status = image.status();
+    if (status.ok()) {
+      open->data = image->data;
+      using Held = std::pair<std::shared_ptr<void>, ImageBudget::Grant>;
+      open->keep = std::make_shared<Held>(std::move(image->owner), std::move(grant));
+      status = ArrangePieces(open);
+    }
+  }
+  Arrived(open, status);  // of the place in line
+}
+
+absl::Status Makes::ArrangePieces(const std::shared_ptr<Open>& open) {
+  const MakeBuffer& spec = open->spec();
+  const int element_bytes = HostElementBytes(open->dtype);
   // The pieces must cover the target exactly: nobody may read memory that was never written.
   int64_t covered = 0;
   for (const Piece& piece : spec.pieces()) {
@@ -201,7 +248,8 @@ void Makes::Arrived(const std::shared_ptr<Open>& open, const absl::Status& statu
     for (Puller::Handle pull : open->pulls) puller_->Cancel(pull, status);
   }
   if (--open->arriving > 0) return;
-  if (open->status.ok()) return PutTogether(open);
+  if (open->status.ok()) return open->next ? std::exchange(open->next, nullptr)() : PutTogether(open);
+  open->next = nullptr;
   PostFinish(open, open->status);
 }
 

@@ -17,7 +17,8 @@
 namespace landbridge {
 
 // A whole buffer is copied by the plugin (or re-used, if its owner gives it up). Everything else is put together in
-// place in the new buffer's memory where the plugin lets us, else in a host image from which the buffer is made:
+// place in the new buffer's memory where the plugin lets us, else in a host image from which the buffer is made (where no device
+// memory can be written in place, such images stand in line for ShellContext::received):
 // remote pieces that are one run of the target are pulled straight there, others (and those of sub-byte elements, which
 // travel packed) come in chunks. A chunk gets memory
 // (of ShellContext::staged) only when the first, small one has shown that the source is there: pieces that wait for
@@ -62,6 +63,7 @@ class Makes {
     std::vector<LocalPiece> local;
     absl::flat_hash_set<Puller::Handle> pulls;  // open ones
     int arriving = 0;                           // pulls, and chunks that wait for memory or are copied
+    std::function<void()> next;                 // when all that arrives now is there, if not PutTogether
     absl::Status status;                        // first failure
     bool finished = false;
 
@@ -72,6 +74,11 @@ class Makes {
   // Sets *taken if the op is a copy of one whole local buffer, and begins it.
   absl::Status TryWholeCopy(const std::shared_ptr<Open>& open, bool* taken);
   absl::Status StartPieces(const std::shared_ptr<Open>& open);
+  // Host memory for the whole, as soon as all sources are there (they are asked for a byte or so): who holds memory never
+  // waits for somebody who waits for memory.
+  absl::Status TakeImage(const std::shared_ptr<Open>& open);
+  void OnRoom(const std::shared_ptr<Open>& open, ImageBudget::Grant grant);
+  absl::Status ArrangePieces(const std::shared_ptr<Open>& open);
   // `landed` follows with its outcome, once.
   void StartPull(const std::shared_ptr<Open>& open, const RemoteSource& source, int64_t offset, std::byte* dst,
                  int64_t bytes, std::shared_ptr<const void> keep, std::function<void(absl::Status)> landed);

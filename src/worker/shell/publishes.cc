@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "worker/shell/box_copy.h"
 #include "worker/shell/shell_limits.h"
+#include "worker/shell/staged_source.h"
 
 namespace landbridge {
 namespace {
@@ -50,6 +51,14 @@ absl::Status Publishes::TryStart(const std::shared_ptr<Open>& open) {
     Offer(open, *std::move(image), true);
     return absl::OkStatus();
   }
+  if (buffer != nullptr && !context_->io->host_accessible()) {
+    // The plugin copies it out piece by piece, as the peer pulls it.
+    OfferSource(open, HostImage{nullptr, *bytes, buffer}, true, [&](HostImage held) {
+      return std::make_shared<StagedSource>(std::move(buffer), std::move(held.owner), dtype, dims, BoxOf(op),
+                                            *context_->io, context_->pool, context_->sent);
+    });
+    return absl::OkStatus();
+  }
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
   context_->pool->Run([this, context, open, slot, dtype, dims] {
@@ -70,9 +79,18 @@ absl::Status Publishes::TryStart(const std::shared_ptr<Open>& open) {
 }
 
 void Publishes::Offer(const std::shared_ptr<Open>& open, HostImage image, bool holds_buffer) {
+  OfferSource(open, std::move(image), holds_buffer, [&](HostImage held) {
+    const Publish& op = open->publish;
+    const std::vector<int64_t> dims(op.dims().begin(), op.dims().end());
+    return std::make_shared<BoxSource>(std::move(held), static_cast<DType>(op.dtype()), dims, BoxOf(op),
+                                       context_->pool);
+  });
+}
+
+void Publishes::OfferSource(const std::shared_ptr<Open>& open, HostImage image, bool holds_buffer,
+                            const std::function<std::shared_ptr<SendSource>(HostImage)>& make) {
   const Publish& op = open->publish;
   const TransferId transfer(op.transfer());
-  const std::vector<int64_t> dims(op.dims().begin(), op.dims().end());
   open->published = true;
   open->holds_buffer = holds_buffer;
   if (holds_buffer) {
@@ -82,8 +100,7 @@ void Publishes::Offer(const std::shared_ptr<Open>& open, HostImage image, bool h
       context->Post([context = context.get(), transfer] { context->core->OnPublishQuiet(transfer, context->Now()); });
     });
   }
-  open->source =
-      std::make_shared<BoxSource>(std::move(image), static_cast<DType>(op.dtype()), dims, BoxOf(op), context_->pool);
+  open->source = make(std::move(image));
   context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kTransfer, op.transfer()), open->source,
                                 dataplane::PublishOptions{Incarnation(op.peer())});
   if (open->snapshot_due) SnapshotWhenLate(open);

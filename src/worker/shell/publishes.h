@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 
 #include "absl/container/flat_hash_map.h"
@@ -33,7 +34,7 @@ class Publishes {
  private:
   struct Open {
     Publish publish;
-    std::shared_ptr<BoxSource> source;  // published, and not stopped
+    std::shared_ptr<SendSource> source;  // published, and not stopped
     bool published = false;
     bool holds_buffer = false;  // the source reads the buffer itself, not a copy that the plugin made
     bool snapshot_due = false;  // a donor waits
@@ -43,6 +44,9 @@ class Publishes {
   };
   absl::Status TryStart(const std::shared_ptr<Open>& open);
   void Offer(const std::shared_ptr<Open>& open, HostImage image, bool holds_buffer);
+  // `image.owner` keeps what the source reads; `make` gets it so that its end is noticed.
+  void OfferSource(const std::shared_ptr<Open>& open, HostImage image, bool holds_buffer,
+                   const std::function<std::shared_ptr<SendSource>(HostImage)>& make);
   void SnapshotWhenLate(const std::shared_ptr<Open>& open);
   void MakeSnapshot(const std::shared_ptr<Open>& open, ImageBudget::Grant grant);
   void PostQuiet(TransferId transfer);

@@ -8,6 +8,7 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "worker/shell/box_copy.h"
+#include "worker/shell/staged_source.h"
 
 namespace landbridge {
 namespace {
@@ -73,7 +74,16 @@ void Reads::Start(const Read& read, bool snapshot) {
     return Fail(open, failure.ok() ? absl::FailedPreconditionError("the buffer has no memory (any more)") : failure);
   }
   const bool in_place = wanted->strides.empty() && context_->io->IsInPlace(*buffer, wanted->dtype, wanted->image_bytes);
-  if (!in_place || (snapshot && wanted->image_bytes > static_cast<int64_t>(limits::kInlineBytesMax))) {
+  const bool large = wanted->image_bytes > static_cast<int64_t>(limits::kInlineBytesMax);
+  if (!context_->io->host_accessible() && large && !snapshot && wanted->strides.empty()) {
+    // The plugin copies it out piece by piece, as the proxy pulls it.
+    return OfferLarge(open, HostImage{nullptr, wanted->image_bytes, buffer}, [&](HostImage held) {
+      return std::make_shared<StagedSource>(std::move(buffer), std::move(held.owner), wanted->dtype, wanted->dims,
+                                            IndexBox::Whole(wanted->dims), *context_->io, context_->pool,
+                                            context_->sent);
+    });
+  }
+  if (!in_place || (snapshot && large)) {
     return MakeImage(open, std::move(slot), wanted->dtype, snapshot);
   }
   auto image = context_->io->ReadImage(slot, wanted->dtype, wanted->dims);
@@ -116,12 +126,19 @@ void Reads::Offer(const std::shared_ptr<Open>& open, HostImage image) {
     });
     return;
   }
+  OfferLarge(open, std::move(image),
+             [](HostImage held) { return std::make_shared<SwitchableSource>(std::move(held)); });
+}
+
+void Reads::OfferLarge(const std::shared_ptr<Open>& open, HostImage image,
+                       const std::function<std::shared_ptr<SendSource>(HostImage)>& make) {
+  const uint64_t read = open->read.read();
   // The core hears that the buffer is free when the last chunk of it has been fetched.
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
   image =
       NotifyWhenReleased(std::move(image), [this, context, open] { context->PostEnd([this, open] { Quiet(open); }); });
-  open->source = std::make_shared<SwitchableSource>(std::move(image));
+  open->source = make(std::move(image));
   open->published = true;
   context_->data_plane->Publish(context_->KeyOf(DataKeyKind::kRead, read), open->source,
                                 dataplane::PublishOptions{context_->proxy});
@@ -142,13 +159,8 @@ void Reads::Snapshot(uint64_t read) {
   context_->Begin();
   std::shared_ptr<ShellContext> context = context_->shared_from_this();
   context_->pool->Run([this, context, open, source = open->source]() mutable {
-    HostImage now = source->image();
-    auto copy = AllocateImage(now.bytes);
-    if (copy.ok()) {
-      std::memcpy(copy->data, now.data, static_cast<size_t>(now.bytes));
-      source->Switch(copy->Read());
-    }
-    now = HostImage();
+    auto copy = source->Copy();
+    if (copy.ok()) source->Switch(*std::move(copy));
     source.reset();
     context->PostEnd([this, open, status = copy.status()] {
       // Without memory for a copy the read ends, not the donor's wait.

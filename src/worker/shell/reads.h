@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,7 +32,7 @@ class Reads {
  private:
   struct Open {
     Read read;
-    std::shared_ptr<SwitchableSource> source;
+    std::shared_ptr<SendSource> source;
     bool quiet = false;  // the core has been told
     bool stopped = false;
     bool published = false;
@@ -40,6 +41,9 @@ class Reads {
 
   void MakeImage(const std::shared_ptr<Open>& open, std::shared_ptr<BufferSlot> slot, DType dtype, bool snapshot);
   void Offer(const std::shared_ptr<Open>& open, HostImage image);
+  // `image.owner` keeps what the source reads; `make` gets it so that its end is noticed.
+  void OfferLarge(const std::shared_ptr<Open>& open, HostImage image,
+                  const std::function<std::shared_ptr<SendSource>(HostImage)>& make);
   void Fail(const std::shared_ptr<Open>& open, const absl::Status& status);
   void Quiet(const std::shared_ptr<Open>& open);
 

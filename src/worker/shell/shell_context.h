@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -36,16 +38,19 @@ struct ShellContext : public std::enable_shared_from_this<ShellContext> {
   TaskPool* slow = nullptr;           // one thread, for what may take a second: custom-call handlers
   HandlerSupply* handlers = nullptr;  // of custom calls
   Dispatcher* dispatcher = nullptr;
-  ImageBudget* images = nullptr;     // for host images of uploads
-  ImageBudget* staged = nullptr;     // for chunks of pieces that are put together from strips
+  ImageBudget* images = nullptr;  // for host images of uploads
+  ImageBudget* staged = nullptr;  // for chunks of pieces that are put together from strips
+  ImageBudget* sent = nullptr;  // for whole images of device memory that the host cannot read, of which a part is sent
+  ImageBudget* received = nullptr;   // for whole images that such memory is filled from
   ImageBudget* snapshots = nullptr;  // for copies of what is being sent while a donor waits
   std::shared_ptr<Inbox> inbox;
   DeviceStore store;
-  WorkerCore* core = nullptr;  // set once, before anything happens
-  uint64_t space = 0;          // of this grant's data-plane keys, its own and the proxy's
-  dataplane::PeerId proxy;     // its data plane
-  bool closed = false;         // the grant's objects are gone: late events are dropped
-  int64_t open = 0;            // asynchronous pieces that still point into the shell; see Begin
+  WorkerCore* core = nullptr;                            // set once, before anything happens
+  uint64_t space = 0;                                    // of this grant's data-plane keys, its own and the proxy's
+  dataplane::PeerId proxy;                               // its data plane
+  std::function<void(const std::string&)> must_restart;  // only a new life of this process helps
+  bool closed = false;                                   // the grant's objects are gone: late events are dropped
+  int64_t open = 0;  // asynchronous pieces that still point into the shell; see Begin
 
   TimeNs Now() const { return loop->Now(); }
 

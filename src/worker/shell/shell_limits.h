@@ -12,6 +12,29 @@ namespace landbridge::limits {
 constexpr DurationNs kSendSnapshotDelay = 5 * kMillisecond;
 constexpr int64_t kSendSnapshotBytesMax = int64_t{256} << 20;
 
+// Device memory that the host cannot read or write in place: host memory for what the plugin copies out and in, of a worker.
+// Larger images go alone. What is one run of memory and sent goes in chunks instead (kTransferStagedBytesMax).
+constexpr int64_t kStagedSendBytesMax = int64_t{256} << 20;
+constexpr int64_t kStagedReceiveBytesMax = int64_t{512} << 20;
+constexpr int64_t kStagedProbeBytes = 64;  // asked of a source first: tells that it is there
+
+// The store of a formation (formation_store.h).
+constexpr size_t kFormationKeyBytesMax = 1024;
+constexpr size_t kFormationValueBytesMax = size_t{8} << 20;  // the topology of all devices of a large slice
+constexpr size_t kFormationAskedValueBytesMax = size_t{24} << 10;  // put by others than the first member: what they have
+constexpr size_t kFormationKeysMax = 16'384;                 // a few per member and per group of devices that ever met
+constexpr size_t kFormationBytesMax = size_t{64} << 20;
+constexpr size_t kFormationWaitingMax = 16'384;
+constexpr DurationNs kFormationPutTimeout = 30 * kSecond;      // until the first member is that far
+constexpr DurationNs kFormationGetTimeoutMax = 600 * kSecond;  // whatever a plugin wants
+constexpr DurationNs kFormationTurn = 2 * kSecond;             // one question waits so long there
+constexpr DurationNs kFormationAnswerGrace = 3 * kSecond;
+constexpr DurationNs kFormationAskPause = 200 * kMillisecond;
+
+// A launch with a plugin's own collectives over workers cannot be ended from outside. One that is to end, and has not so long
+// after, ends its worker's process.
+constexpr DurationNs kNativeAbortGrace = 5 * kSecond;
+
 // The CPU plugin runs programs below 1,000 floating point operations inside the call that launches them; twice that is
 // surely beyond, also where its estimate before the last passes counts.
 constexpr double kCpuPluginThreadsFlops = 2000;

@@ -154,7 +154,7 @@ void Uploads::Bytes(uint64_t key, std::string data) {
 
 void Uploads::MakeFromImage(const std::shared_ptr<Open>& open, std::shared_ptr<const void> keep, const std::byte* data,
                             int64_t bytes) {
-  if (bytes <= static_cast<int64_t>(limits::kInlineBytesMax)) {
+  if (bytes <= static_cast<int64_t>(limits::kInlineBytesMax) && context_->io->host_accessible()) {
     // Cheaper here than a hop to another thread. The plugin copies small images during the call.
     PostFinish(open,
                FillFromImage(*context_->io, data, open->dtype, open->dims, open->strides, open->memories, open->slots));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -13,6 +14,7 @@
 #include "env/clock.h"
 #include "env/file.h"
 #include "env/process.h"
+#include "pjrt/client_options.h"
 #include "pjrt/host_calls.h"
 #include "pjrt/plugin.h"
 #include "pjrt/virtual_compute.h"
@@ -28,6 +30,17 @@ int64_t PhysicalMemoryBytes() {
 
 std::string JoinHostPort(const std::string& host, int port) {
   return host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+}
+
+// What a user can do about it, where it is known.
+absl::Status DescribeNoClient(const absl::Status& status, const pjrt::Plugin& plugin) {
+  const pjrt::Traits& traits = plugin.traits();
+  if (traits.makes_devices) return status;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no ", absl::AsciiStrToUpper(traits.platform), " device can be used here: ", FilterForeignText(status.message()),
+      "; look at the machine's driver and devices",
+      traits.platform == "cuda" ? " (nvidia-smi, CUDA_VISIBLE_DEVICES)" : "",
+      ", at --plugin_option, and at who else uses the devices"));
 }
 
 bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::" || host.empty(); }
@@ -50,21 +63,50 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(Loop* loop, 
 }
 
 absl::Status WorkerProcess::Init() {
-  LB_RETURN_IF_ERROR(InitPlugin());
+  LB_ASSIGN_OR_RETURN(plugin_, pjrt::Plugin::Load(options_.plugin_path));
+  inbox_ = std::make_shared<Inbox>(loop_, [this](bool late) { return EndOfTurn(late); });
+  if (!MakesClientWithOthers()) LB_RETURN_IF_ERROR(MakeClientAlone());
   return InitNetwork();
 }
 
-absl::Status WorkerProcess::InitPlugin() {
-  LB_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Plugin> plugin, pjrt::Plugin::Load(options_.plugin_path));
-  LB_ASSIGN_OR_RETURN(client_, plugin->CreateClient(pjrt::Plugin::CpuOptions(options_.devices)));
-  LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterVirtualCompute(*plugin), "registering virtual compute"));
-  LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterHostCalls(*plugin), "registering callbacks"));
+bool WorkerProcess::MakesClientWithOthers() const {
+  const pjrt::Traits& traits = plugin_->traits();
+  return options_.workers_per_slice > 1 && (traits.joins_processes || traits.joins_by_environment);
+}
+
+absl::Status WorkerProcess::MakeClientAlone() {
+  pjrt::Plugin::ClientOptions client;
+  LB_ASSIGN_OR_RETURN(client.options,
+                      pjrt::MakeClientOptions(plugin_->traits(), options_.devices, options_.plugin_options));
+  absl::StatusOr<std::unique_ptr<pjrt::Client>> made = plugin_->CreateClient(client);
+  if (!made.ok()) return DescribeNoClient(made.status(), *plugin_);
+  return TakeClient(*std::move(made));
+}
+
+absl::Status WorkerProcess::TakeClient(std::unique_ptr<pjrt::Client> client) {
+  client_ = std::move(client);
+  const pjrt::Traits& traits = plugin_->traits();
+  if (traits.host_handlers) {
+    LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterVirtualCompute(*plugin_), "registering virtual compute"));
+    LB_RETURN_IF_ERROR(AddContext(pjrt::RegisterHostCalls(*plugin_), "registering callbacks"));
+  }
   LB_ASSIGN_OR_RETURN(handlers_, HandlerSupply::Create(client_.get(), options_.custom_calls));
   LB_ASSIGN_OR_RETURN(io_, BufferIo::Create(client_.get()));
   const int devices = io_->device_count();
   const int64_t host_share = PhysicalMemoryBytes() / 10 * 8 / devices;
-  const int64_t limit = options_.device_memory_limit > 0 ? options_.device_memory_limit : host_share;
-  limits_.device_bytes.assign(static_cast<size_t>(devices), limit);
+  for (const pjrt::Device& device : client_->devices()) {
+    int64_t limit = options_.device_memory_limit > 0 ? options_.device_memory_limit : host_share;
+    if (options_.device_memory_limit <= 0 && traits.has_memory_stats) {
+      absl::StatusOr<int64_t> known = client_->MemoryLimitBytes(device);
+      if (known.ok()) {
+        limit = *known;
+      } else {
+        LogWarning("the memory of ", device.debug_string, " is taken to be ", limit,
+                   " bytes (--device_memory_limit says otherwise): ", known.status().message());
+      }
+    }
+    limits_.device_bytes.push_back(limit);
+  }
   limits_.host_bytes.assign(static_cast<size_t>(devices), host_share);
   limits_.placed_launches_max = limits::kPlacedLaunchesPerDeviceMax;
   limits_.policy_seed = SystemRandom().Next();
@@ -72,19 +114,100 @@ absl::Status WorkerProcess::InitPlugin() {
   dispatcher_ = std::make_unique<Dispatcher>(devices);
   pool_ = std::make_unique<TaskPool>(options_.pool_threads, "pool");
   slow_pool_ = std::make_unique<TaskPool>(1, "slow");
-  inbox_ = std::make_shared<Inbox>(loop_, [this](bool late) { return EndOfTurn(late); });
-  LogInfo("PJRT plugin ", plugin->path(), " (sha256 ", plugin->sha256(), "), platform ", client_->platform_name(), " ",
-          client_->platform_version(), ", C API ", plugin->api_major(), ".", plugin->api_minor(), ": ", devices,
-          " devices, ", limit, " bytes each",
-          io_->host_accessible() ? ", device memory is read and written in place" : "");
+  LogInfo("PJRT plugin ", plugin_->path(), " (sha256 ", plugin_->sha256(), "), platform ", client_->platform_name(),
+          " ", client_->platform_version(), ", C API ", plugin_->api_major(), ".", plugin_->api_minor(), ": ", devices,
+          " devices, ", limits_.device_bytes[0], " bytes each",
+          io_->host_accessible() ? ", device memory is read and written in place"
+                                 : ", device memory is copied by way of the host");
   return absl::OkStatus();
 }
+
+// ---------------------------------------------------------------- clients of several workers that are one
+
+// A formation is the lives of a slice's workers. Each new life of a member makes another one. Who has no client yet makes it in the
+// newest; who has one starts anew, since a plugin's communicators cannot be mended: that takes a client's whole process.
+void WorkerProcess::OnFormation(std::vector<FormationMember> members) {
+  if (!MakesClientWithOthers()) return;  // each has a client of its own
+  auto told = std::make_shared<Formation>(std::move(members), incarnation_, options_.cluster_secret);
+  if (told->index() < 0 || (formation_ != nullptr && formation_->epoch() == told->epoch())) return;
+  LogInfo("this worker is member ", told->index(), " of ", told->size(), " of the formation ", told->epoch());
+  const absl::Status over = absl::UnavailableError("the formation has ended: a member of it has started again");
+  if (formation_ != nullptr) formation_->Close(over);
+  formation_ = std::move(told);
+  if (client_ != nullptr) {
+    return stop_(absl::FailedPreconditionError(
+        "another worker of this slice has started again, and the plugins' clients are made by all of them together"));
+  }
+  if (forming_ == nullptr) StartForming();
+}
+
+void WorkerProcess::StartForming() {
+  if (forming_thread_.joinable()) forming_thread_.join();  // it has posted its end
+  forming_ = formation_;
+  pjrt::Plugin::ClientOptions client;
+  absl::StatusOr<pjrt::AttributeMap> options =
+      pjrt::MakeClientOptions(plugin_->traits(), options_.devices, options_.plugin_options,
+                              pjrt::GroupPlace{forming_->index(), forming_->size()});
+  if (!options.ok()) return stop_(options.status());
+  client.options = *std::move(options);
+  // It waits for the other members, for minutes if need be.
+  forming_thread_ = std::thread([this, plugin = plugin_, formation = forming_, client = std::move(client)] {
+    auto made =
+        std::make_shared<absl::StatusOr<std::unique_ptr<pjrt::Client>>>(plugin->CreateClient(client, formation.get()));
+    inbox_->Push([this, formation, made] { OnFormed(formation, std::move(*made)); });
+  });
+}
+
+void WorkerProcess::OnFormed(const std::shared_ptr<Formation>& formation,
+                             absl::StatusOr<std::unique_ptr<pjrt::Client>> made) {
+  forming_ = nullptr;
+  if (server_ == nullptr) {  // shutting down
+    formed_ = formation;
+    if (made.ok()) client_ = *std::move(made);
+    return;
+  }
+  if (formation != formation_) {
+    if (!made.ok()) {
+      LogInfo("making a client in the next formation: ", made.status().message());
+      return StartForming();
+    }
+    formed_ = formation;  // the client needs it to its end
+    client_ = *std::move(made);
+    return stop_(absl::FailedPreconditionError("another worker of this slice has started again meanwhile"));
+  }
+  // Keys of a formation are put once: what has failed in it can only be tried again in another one, by a new life.
+  if (!made.ok()) return stop_(DescribeNoClient(made.status(), *plugin_));
+  formed_ = formation;
+  absl::Status taken = TakeClient(*std::move(made));
+  if (taken.ok() && (client_->process_index() != formation->index() ||
+                     client_->global_device_count() != formation->size() * options_.devices ||
+                     io_->device_count() != options_.devices)) {
+    taken = absl::FailedPreconditionError(
+        absl::StrCat("the plugin says that this is process ", client_->process_index(), " with ", io_->device_count(),
+                     " of ", client_->global_device_count(), " devices, but the slice has it as worker ",
+                     formation->index(), " of ", formation->size(), " with ", options_.devices,
+                     " devices each: change --instance_type, or the names of the workers "
+                     "(places go by name; TPU: their order must be that of TPU_WORKER_ID)"));
+  }
+  if (!taken.ok()) return stop_(taken);
+  LogInfo("formed: process ", formation->index(), " of ", formation->size(), ", ", client_->global_device_count(),
+          " devices");
+  agent_->Formed(Describe());
+}
+
+// ---------------------------------------------------------------- network
 
 absl::Status WorkerProcess::InitNetwork() {
   dataplane::SocketOptions sockets;
   sockets.listen_address = options_.listen_host;
   LB_ASSIGN_OR_RETURN(data_host_, dataplane::MakeSocketHost(std::move(sockets)));
 
+  admin_.Add("formation", AdminTable::Handler([this](const json& request, AdminTable::Answer answer) {
+               if (formation_ == nullptr)
+                 return answer(absl::UnavailableError("this worker knows of no formation yet"));
+               formation_->OnRequest(request, loop_->Now(), std::move(answer),
+                                     [loop = loop_](std::function<void()> task) { loop->Post(std::move(task)); });
+             }));
   admin_.Add("status", [this](const json&) -> absl::StatusOr<json> { return Status(); });
   ControlServer::Callbacks server;
   server.on_stream_resumed = [this](const ControlStreamId& stream, uint64_t received) {
@@ -117,6 +240,7 @@ absl::Status WorkerProcess::InitNetwork() {
   agent.incarnation = incarnation_;
   agent.info = Describe();
   agent.times = options_.times;
+  agent.forming = client_ == nullptr;
   WorkerAgent::Callbacks callbacks;
   callbacks.on_activated = [](const Grant& grant, ProxyLife holder) {
     LogInfo("granted: ", grant.ToString(), " to proxy ", holder.ToString());
@@ -125,6 +249,7 @@ absl::Status WorkerProcess::InitNetwork() {
   callbacks.on_restart = [this](const std::string& why) {
     stop_(absl::FailedPreconditionError(absl::StrCat("this worker must be started again: ", why)));
   };
+  callbacks.on_formation = [this](std::vector<FormationMember> members) { OnFormation(std::move(members)); };
   callbacks.on_placed = [](PhysicalSliceId slice, int index) {
     LogInfo("placed: worker ", index, " of ", slice.ToString());
   };
@@ -140,19 +265,21 @@ std::string WorkerProcess::control_address() const {
 }
 
 WorkerInfo WorkerProcess::Describe() const {
-  const pjrt::Plugin& plugin = client_->plugin();
+  const pjrt::Plugin& plugin = *plugin_;
   WorkerInfo info;
   info.set_name(options_.name);
   info.set_slice_hint(options_.slice_hint + 1);
   info.set_host(HostName());
   info.set_pid(::getpid());
-  info.set_platform(client_->platform_name());
+  info.set_platform(plugin.traits().platform);
   info.set_plugin_name(plugin.path().substr(plugin.path().rfind('/') + 1));
   info.set_plugin_version(absl::StrCat(plugin.api_major(), ".", plugin.api_minor()));
   info.set_plugin_hash(plugin.sha256());
-  info.set_device_kind(client_->devices()[0].kind);
-  info.set_device_count(io_->device_count());
-  for (const pjrt::Memory* memory : client_->devices()[0].memories) info.add_memory_kinds(memory->kind);
+  info.set_device_count(client_ == nullptr ? options_.devices : io_->device_count());
+  if (client_ != nullptr) {
+    info.set_device_kind(client_->devices()[0].kind);
+    for (const pjrt::Memory* memory : client_->devices()[0].memories) info.add_memory_kinds(memory->kind);
+  }
   info.set_control_address(control_address());
   info.set_data_address(data_host_->address());
   info.set_log_place(LogPlace());
@@ -185,8 +312,11 @@ ControlSession& WorkerProcess::SessionOf(const ControlStreamId& stream) {
   context->dispatcher = dispatcher_.get();
   context->images = &images_;
   context->staged = &staged_;
+  context->sent = &sent_;
+  context->received = &received_;
   context->snapshots = &snapshots_;
   context->inbox = inbox_;
+  context->must_restart = [this](const std::string& why) { stop_(absl::FailedPreconditionError(why)); };
   ControlSession::Callbacks callbacks;
   callbacks.send = [this, stream](std::string payload) { return server_->Send(stream, std::move(payload)); };
   callbacks.on_heartbeat = [this, stream](int64_t echo_ns) { return agent_->OnHolderHeartbeat(stream.grant, echo_ns); };
@@ -264,6 +394,7 @@ void WorkerProcess::CheckOldWork() {
 
 void WorkerProcess::OnTick() {
   const TimeNs now = loop_->Now();
+  if (formation_ != nullptr) formation_->OnTick(now);
   for (auto& [slice, session] : sessions_) session->shell().core().OnTime(now);
   if (now - last_heartbeat_ >= options_.times.heartbeat) {
     last_heartbeat_ = now;
@@ -331,6 +462,20 @@ bool WorkerProcess::Shutdown(DurationNs patience) {
     LogError("some launch does not end; leaving anyway");
     return false;
   }
+  const absl::Status over = absl::UnavailableError("a member of the formation has ended");
+  for (const auto& formation : {formation_, forming_, formed_}) {
+    if (formation != nullptr) formation->Close(over);
+  }
+  if (forming_ != nullptr) {
+    // The plugin's thread may take long to notice.
+    while (forming_ != nullptr && loop_->Now() < until)
+      loop_->RunOnce(std::min<DurationNs>(until - loop_->Now(), 50 * kMillisecond));
+    if (forming_ != nullptr) {
+      LogWarning("a client is still being made; leaving anyway");
+      return false;
+    }
+  }
+  if (forming_thread_.joinable()) forming_thread_.join();
   if (dispatcher_ != nullptr) dispatcher_->Shutdown();
   fenced_.clear();
   if (slow_pool_ != nullptr) slow_pool_->Shutdown();
@@ -341,6 +486,7 @@ bool WorkerProcess::Shutdown(DurationNs patience) {
   io_.reset();
   handlers_.reset();
   client_.reset();
+  formed_.reset();
   shut_down_ = true;
   return true;
 }
@@ -355,10 +501,14 @@ json WorkerProcess::Status() {
   out["address"] = control_address();
   out["version"] = BuildVersion();
   out["resource_manager"] = {{"address", options_.resource_manager_address}, {"connected", agent_->rm_up()}};
-  out["plugin"] = {{"path", client_->plugin().path()},
-                   {"sha256", client_->plugin().sha256()},
-                   {"platform", client_->platform_name()},
-                   {"device_memory_in_place", io_->host_accessible()}};
+  out["plugin"] = {{"path", plugin_->path()},
+                   {"sha256", plugin_->sha256()},
+                   {"platform", plugin_->traits().platform},
+                   {"device_memory_in_place", io_ != nullptr && io_->host_accessible()}};
+  if (MakesClientWithOthers()) {
+    out["formation"] = {{"epoch", formation_ == nullptr ? "" : formation_->epoch()},
+                        {"formed", formed_ != nullptr && formed_ == formation_}};
+  }
   out["draining"] = draining_;
   json grants = json::array();
   for (auto& [slice, session] : sessions_) {
@@ -384,7 +534,7 @@ json WorkerProcess::Status() {
   }
   out["grants"] = std::move(grants);
   out["fenced"] = fenced_.size();
-  out["launches_to_issue"] = dispatcher_->queued();
+  out["launches_to_issue"] = dispatcher_ == nullptr ? 0 : dispatcher_->queued();
   out["send_snapshots"] = {{"taken", snapshots_.granted()},
                            {"bytes", snapshots_.bytes_out()},
                            {"bytes_max", limits::kSendSnapshotBytesMax},

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -22,6 +23,7 @@
 #include "pjrt/client.h"
 #include "sharding/reshard_limits.h"
 #include "worker/shell/control_session.h"
+#include "worker/shell/formation.h"
 #include "worker/shell/shell_limits.h"
 
 namespace landbridge {
@@ -34,8 +36,10 @@ struct WorkerOptions {
   std::string name;       // the same when the worker is started again; empty: host and port or pid
   int slice_hint = -1;    // the slice it would like to be in; the resource manager decides
   std::string plugin_path;
-  int devices = 4;                  // CPU plugins only: others show what is there
-  int64_t device_memory_limit = 0;  // bytes per device; 0: 80 % of the host's memory over all devices
+  int workers_per_slice = 1;          // more: clients of plugins that can are made together (formation.h)
+  int devices = 4;                    // CPU plugins only: others show what is there
+  pjrt::AttributeMap plugin_options;  // pjrt/client_options.h
+  int64_t device_memory_limit = 0;    // bytes per device; 0: as the plugin says, or 80 % of the host's over all devices
   LeaseTimes times;
   DurationNs drain_grace = 30 * kSecond;
   int pool_threads = 2;
@@ -65,14 +69,20 @@ class WorkerProcess {
   int port() const { return server_->port(); }
   std::string control_address() const;
   Incarnation incarnation() const { return incarnation_; }
-  const pjrt::Client& client() const { return *client_; }
+  const pjrt::Client& client() const { return *client_; }  // there unless it is made with others
   nlohmann::json Status();
 
  private:
   WorkerProcess(Loop* loop, WorkerOptions options, std::function<void(const absl::Status&)> stop);
   absl::Status Init();
-  absl::Status InitPlugin();
   absl::Status InitNetwork();
+  // The client, and what stands on it.
+  absl::Status MakeClientAlone();
+  absl::Status TakeClient(std::unique_ptr<pjrt::Client> client);
+  bool MakesClientWithOthers() const;
+  void OnFormation(std::vector<FormationMember> members);
+  void StartForming();
+  void OnFormed(const std::shared_ptr<Formation>& formation, absl::StatusOr<std::unique_ptr<pjrt::Client>> made);
   WorkerInfo Describe() const;
 
   uint64_t OnStreamResumed(const ControlStreamId& stream, uint64_t received);
@@ -89,7 +99,11 @@ class WorkerProcess {
   const std::function<void(const absl::Status&)> stop_;
   const Incarnation incarnation_;
 
-  std::unique_ptr<pjrt::Client> client_;
+  std::shared_ptr<pjrt::Plugin> plugin_;
+  // The newest that the resource manager told of, the one that a client is made in, on a thread, and the one it was made in.
+  std::shared_ptr<Formation> formation_, forming_, formed_;
+  std::thread forming_thread_;
+  std::unique_ptr<pjrt::Client> client_;  // null while it is made together with others
   std::unique_ptr<BufferIo> io_;
   WorkerLimits limits_;
   std::shared_ptr<dataplane::DataPlaneHost> data_host_;       // a data plane per grant
@@ -99,6 +113,8 @@ class WorkerProcess {
   std::unique_ptr<Dispatcher> dispatcher_;
   ImageBudget images_{limits::kImagesStagedBytesMax};
   ImageBudget staged_{limits::kReshardStagedBytesMax};
+  ImageBudget sent_{limits::kStagedSendBytesMax};
+  ImageBudget received_{limits::kStagedReceiveBytesMax};
   ImageBudget snapshots_{limits::kSendSnapshotBytesMax};
   std::shared_ptr<Inbox> inbox_;
   AdminTable admin_;

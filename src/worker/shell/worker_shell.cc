@@ -9,18 +9,26 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "worker/launch_args.h"
+#include "worker/shell/shell_limits.h"
 
 namespace landbridge {
 namespace {
+
+constexpr uint32_t kNativeLaunchBit = 1u << 30;
 
 // The plugin's number of a launch: unique in the process among launches that are not done, never 0. All grants of the
 // process share it.
 int32_t NextLaunchId() {
   static std::atomic<uint32_t> last{0};
   while (true) {
-    const uint32_t id = (last.fetch_add(1) + 1) & 0x7fffffffu;
+    const uint32_t id = (last.fetch_add(1) + 1) & (kNativeLaunchBit - 1);
     if (id != 0) return static_cast<int32_t>(id);
   }
+}
+
+// The same on all workers of a launch that their plugins run together.
+int32_t NativeLaunchId(const LaunchSpan& span) {
+  return static_cast<int32_t>(kNativeLaunchBit | (span.number() & (kNativeLaunchBit - 1)));
 }
 
 }  // namespace
@@ -101,13 +109,22 @@ void WorkerShell::MeetPeer(Incarnation peer, const std::string& address) {
 void WorkerShell::AbortLaunch(Ticket ticket, const absl::Status& why) {
   collectives_.Abort(ticket, why);
   host_calls_.Abort(ticket, why);
+  if (natives_.contains(ticket)) EndNative(ticket, why);
+}
+
+// Nothing can end it, and its peers may never come: then only a new life of this process helps.
+void WorkerShell::EndNative(Ticket ticket, const absl::Status& why) {
+  context_->loop->RunAfter(limits::kNativeAbortGrace, context_->Guarded([this, ticket, why] {
+    if (!natives_.contains(ticket)) return;
+    context_->must_restart(absl::StrCat("a launch over several workers does not end: ", why.message()));
+  }));
 }
 void WorkerShell::HostCallReplied(HostCallReply reply) { host_calls_.OnReply(std::move(reply)); }
 
 void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*place*/) {
   ++launches_open_;
   absl::StatusOr<LaunchWork> work = Resolve(*launch);
-  if (work.ok() && launch->has_span()) {
+  if (work.ok() && launch->has_span() && !work->native) {
     if (absl::Status opened = collectives_.Open(*launch, &*work); !opened.ok()) work = opened;
   }
   if (!work.ok()) {
@@ -120,7 +137,8 @@ void WorkerShell::HandOver(std::shared_ptr<const Launch> launch, uint64_t /*plac
   if (work->program->info.calls_host()) host_calls_.Open(*launch, *work);
   const bool at_once = work->issues_at_once;
   std::vector<int> devices = work->devices;
-  if (launch->has_span()) {
+  if (work->native) natives_.insert(Ticket(launch->ticket()));
+  if (launch->has_span() && !work->native) {
     auto pieces = SplitLaunch(context_->io->client(), *std::move(work), *context_->loop,
                               [this, context = context_, launch](absl::Status status, TimeNs start, TimeNs end) {
                                 context->PostLate([this, launch, status = std::move(status), start, end] {
@@ -172,9 +190,14 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": there is no local device ", device));
     }
   }
-  if (!info.portable() && !info.split() && work.devices.size() > 1) {
+  work.native = info.native();
+  if (!info.portable() && (work.native || (!info.split() && work.devices.size() > 1))) {
     // The arguments go in the order of the assignment that the program was loaded with.
     const std::vector<int>& loaded = work.program->executable->device_ids();
+    if (work.native && loaded.size() != work.devices.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": this worker's part of it is of ", work.devices.size(),
+                                                     " devices, but it was loaded on ", loaded.size()));
+    }
     for (size_t d = 0; d < work.devices.size(); ++d) {
       if (d >= loaded.size() ||
           context_->io->client().devices()[static_cast<size_t>(work.devices[d])].id != loaded[d]) {
@@ -219,12 +242,13 @@ absl::StatusOr<LaunchWork> WorkerShell::Resolve(const Launch& launch) {
           context_->store.Create(BufferRef{ArrayId(array), ShardOf(launch, static_cast<int>(d))}, work.devices[d]));
     }
   }
-  work.launch_id = NextLaunchId();
+  work.launch_id = work.native ? NativeLaunchId(launch.span()) : NextLaunchId();
   return work;
 }
 
 void WorkerShell::OnLaunchDone(const Launch& launch, absl::Status status, TimeNs start, TimeNs end) {
   --launches_open_;
+  natives_.erase(Ticket(launch.ticket()));
   // What the client said is the reason; the plugin only knows that a custom call failed.
   if (absl::Status of_call = host_calls_.Close(Ticket(launch.ticket())); !status.ok() && !of_call.ok())
     status = of_call;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "base/ids.h"
 #include "worker/shell/collective_launches.h"
@@ -81,6 +82,7 @@ class WorkerShell : public WorkerSink {
 
  private:
   absl::StatusOr<LaunchWork> Resolve(const Launch& launch);
+  void EndNative(Ticket ticket, const absl::Status& why);
   void OnLaunchDone(const Launch& launch, absl::Status status, TimeNs start, TimeNs end);
 
   const std::shared_ptr<ShellContext> context_;
@@ -95,6 +97,7 @@ class WorkerShell : public WorkerSink {
   CollectiveLaunches collectives_;
   HostCallLaunches host_calls_;
   OrderMails mails_;
+  absl::flat_hash_set<Ticket> natives_;    // handed over, with the plugin's own collectives over several workers
   std::vector<TimeNs> device_busy_until_;  // end of the last launch that is done
   int64_t launches_open_ = 0;
 };
