@@ -5,7 +5,9 @@
 #include <type_traits>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "pjrt/c_api.h"
 #include "pjrt/plugin.h"
 
@@ -44,5 +46,19 @@ absl::Status Call(const Plugin* plugin, PJRT_Error* (*PJRT_Api::*slot)(T*), Args
 }
 #define LB_PJRT_CALL(PLUGIN, FUNCTION, ARGS) \
   ::landbridge::pjrt::Call((PLUGIN), &::landbridge::pjrt::PJRT_Api::FUNCTION, (ARGS), #FUNCTION)
+
+inline absl::StatusOr<PJRT_DeviceDescription*> DescriptionOf(const Plugin* plugin, PJRT_Device* device) {
+  Args<PJRT_Device_GetDescription_Args> args;
+  args->device = device;
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Device_GetDescription, args));
+  return args->device_description;
+}
+
+inline absl::StatusOr<int> IdOf(const Plugin* plugin, PJRT_DeviceDescription* description) {
+  Args<PJRT_DeviceDescription_Id_Args> args;
+  args->device_description = description;
+  LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Id, args));
+  return args->id;
+}
 
 }  // namespace landbridge::pjrt

@@ -93,23 +93,18 @@ absl::Status Client::Init() {
   for (size_t i = 0; i < devices->num_addressable_devices; ++i) {
     Device device;
     device.handle = devices->addressable_devices[i];
-    Args<PJRT_Device_GetDescription_Args> description;
-    description->device = device.handle;
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Device_GetDescription, description));
-    Args<PJRT_DeviceDescription_Id_Args> id;
-    id->device_description = description->device_description;
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Id, id));
-    device.id = id->id;
+    LB_ASSIGN_OR_RETURN(PJRT_DeviceDescription * description, DescriptionOf(plugin, device.handle));
+    LB_ASSIGN_OR_RETURN(device.id, IdOf(plugin, description));
     Args<PJRT_DeviceDescription_Kind_Args> kind;
-    kind->device_description = description->device_description;
+    kind->device_description = description;
     LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Kind, kind));
     device.kind.assign(kind->device_kind, kind->device_kind_size);
     Args<PJRT_DeviceDescription_DebugString_Args> text;
-    text->device_description = description->device_description;
+    text->device_description = description;
     LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_DebugString, text));
     device.debug_string.assign(text->debug_string, text->debug_string_size);
     Args<PJRT_DeviceDescription_Attributes_Args> attributes;
-    attributes->device_description = description->device_description;
+    attributes->device_description = description;
     LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Attributes, attributes));
     device.attributes = ReadAttributes(attributes->attributes, attributes->num_attributes);
     Args<PJRT_Device_LocalHardwareId_Args> hardware;
@@ -145,16 +140,12 @@ absl::Status Client::InitGlobalDevices() {
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Client_Devices, all));
   std::vector<std::pair<int, int>> found;  // process, id
   for (size_t i = 0; i < all->num_devices; ++i) {
-    Args<PJRT_Device_GetDescription_Args> description;
-    description->device = all->devices[i];
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_Device_GetDescription, description));
-    Args<PJRT_DeviceDescription_Id_Args> id;
-    id->device_description = description->device_description;
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_Id, id));
+    LB_ASSIGN_OR_RETURN(PJRT_DeviceDescription * description, DescriptionOf(plugin, all->devices[i]));
+    LB_ASSIGN_OR_RETURN(const int id, IdOf(plugin, description));
     Args<PJRT_DeviceDescription_ProcessIndex_Args> process;
-    process->device_description = description->device_description;
+    process->device_description = description;
     LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin, PJRT_DeviceDescription_ProcessIndex, process));
-    found.emplace_back(process->process_index, id->id);
+    found.emplace_back(process->process_index, id);
   }
   std::sort(found.begin(), found.end());
   for (const auto& [process, id] : found) global_device_ids_.push_back(id);

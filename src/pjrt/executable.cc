@@ -66,13 +66,9 @@ absl::Status LoadedExecutable::Init() {
   devices->executable = loaded_;
   LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_LoadedExecutable_AddressableDevices, devices));
   for (size_t i = 0; i < devices->num_addressable_devices; ++i) {
-    Args<PJRT_Device_GetDescription_Args> description;
-    description->device = devices->addressable_devices[i];
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_Device_GetDescription, description));
-    Args<PJRT_DeviceDescription_Id_Args> id;
-    id->device_description = description->device_description;
-    LB_RETURN_IF_ERROR(LB_PJRT_CALL(plugin_, PJRT_DeviceDescription_Id, id));
-    device_ids_.push_back(id->id);
+    LB_ASSIGN_OR_RETURN(PJRT_DeviceDescription * description, DescriptionOf(plugin_, devices->addressable_devices[i]));
+    LB_ASSIGN_OR_RETURN(const int id, IdOf(plugin_, description));
+    device_ids_.push_back(id);
   }
   return absl::OkStatus();
 }
