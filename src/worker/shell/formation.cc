@@ -109,7 +109,7 @@ absl::StatusOr<std::string> Formation::Ask(const char* op, absl::string_view key
     }
   }
   if (last.ok() || absl::IsDeadlineExceeded(last)) {
-    return absl::DeadlineExceededError(absl::StrCat("no member of the formation has put \"", key.substr(0, 100), "\""));
+    return FormationStore::Late(key);
   }
   return absl::Status(absl::StatusCode::kUnavailable,
                       absl::StrCat("the first member of the formation at ", members_[0].address(),

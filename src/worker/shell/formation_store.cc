@@ -9,13 +9,10 @@
 #include "worker/shell/shell_limits.h"
 
 namespace landbridge {
-namespace {
 
-absl::Status Late(absl::string_view key) {
+absl::Status FormationStore::Late(absl::string_view key) {
   return absl::DeadlineExceededError(absl::StrCat("no member of the formation has put \"", key.substr(0, 100), "\""));
 }
-
-}  // namespace
 
 absl::Status FormationStore::Check(absl::string_view key) const {
   if (!closed_.ok()) return closed_;

@@ -41,6 +41,9 @@ class FormationStore : public pjrt::KeyValueStore {
 
   size_t waiting() const;
 
+  // DEADLINE_EXCEEDED: what those hear whose time is over.
+  static absl::Status Late(absl::string_view key);
+
  private:
   struct Waiting {
     std::string key;
